@@ -1,0 +1,1 @@
+"""The shared law. Knows no slice."""

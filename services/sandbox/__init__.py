@@ -1,0 +1,1 @@
+"""The outside world for newcomers and tests: wire formats only. Imports no slice."""
