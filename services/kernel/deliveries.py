@@ -254,7 +254,6 @@ class DeliveryWorker:
     """
 
     def __init__(self, db: Database, consumer: str, handle: Handle, *, lease: timedelta, batch_max: int) -> None:
-        assert batch_max > 0
         self._db = db
         self._consumer = consumer
         self._handle = handle
