@@ -50,7 +50,7 @@ class EdgeRow:
 class Machine:
     """All states and edges of one table's state column.
 
-    Raises ValueError (at import) unless names are unique, every state is reached, and every claimed state has a put-back
+    Raises ValueError (at import) unless names are unique, every state is reached and every claimed state has a put-back
     edge (fence token), so that an orderly stop can always give a row back.
     """
 
