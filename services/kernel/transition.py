@@ -58,13 +58,15 @@ class Machine:
         self.table: Final = table
         self.states: Final = states
         self.column: Final = column
-        self.edges: Final[Mapping[str, Edge]] = {edge.name: edge for edge in (edges := tuple(edges))}
-        assert len(self.edges) == len(edges), f"{table}: an edge name stands twice"
-        reached = {edge.target for edge in edges}
+        declared = tuple(edges)
+        self.edges: Final[Mapping[str, Edge]] = {edge.name: edge for edge in declared}
+        assert len(self.edges) == len(declared), f"{table}: an edge name stands twice"
+        reached = {edge.target for edge in declared}
         assert reached == set(states), f"{table}: unreachable {set(states) - reached}"
-        claims = [edge for edge in edges if edge.fence is Fence.CLAIM and edge.name == "claim"]
-        for claim in claims:
-            back = [e for e in edges if e.source is claim.target and e.target is claim.source and e.fence is Fence.TOKEN]
+        for claim in (edge for edge in declared if edge.name == "claim"):
+            back = [
+                e for e in declared if e.source is claim.target and e.target is claim.source and e.fence is Fence.TOKEN
+            ]
             assert back, f"{table}: a claimed row cannot be put back"
 
     def rows(self) -> set[EdgeRow]:
