@@ -64,7 +64,7 @@ class Tx(Protocol):
 
 
 @cache
-def _reader(shape: type[R]) -> tuple[tuple[str, ...], Callable[[asyncpg.Record], R]]:
+def _reader(shape: Callable[..., R]) -> tuple[tuple[str, ...], Callable[[asyncpg.Record], R]]:
     """The columns a shape expects, and how a record becomes one: positional, enums revived from their text."""
     hints = typing.get_type_hints(shape)
     names = tuple(field.name for field in fields(cast(Any, shape)))
@@ -86,9 +86,11 @@ def _reader(shape: type[R]) -> tuple[tuple[str, ...], Callable[[asyncpg.Record],
 def _shaped(shape: type[R], records: list[asyncpg.Record]) -> list[R]:
     if not records:
         return []
-    names, read = _reader(shape)
+    names, read = _reader(cast(Any, shape))
     if tuple(records[0].keys()) != names:
-        raise Invariant("row_shape", f"{shape.__name__} expects {names}, the statement returns {tuple(records[0].keys())}")
+        raise Invariant(
+            "row_shape", f"{shape.__name__} expects {names}, the statement returns {tuple(records[0].keys())}"
+        )
     return [read(record) for record in records]
 
 

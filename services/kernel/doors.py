@@ -54,6 +54,8 @@ class Crossing:
         if _watcher is not None:
             _watcher(self._door, self._what, "before")
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if _watcher is not None and kind is None:
             _watcher(self._door, self._what, "after")

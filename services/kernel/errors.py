@@ -29,15 +29,44 @@ CODES: Final[dict[str, Code]] = {
     for code in (
         # The database and its laws
         Code("database_unavailable", "The database did not answer; the sender may try again.", status=503, exit=75),
-        Code("edge_refused", "The database refused a state change that is no declared edge; report it with the log line.", status=500, exit=70),
-        Code("fence_refused", "The database refused a write without the current claim token; report it with the log line.", status=500, exit=70),
-        Code("row_shape", "A statement's columns are not those of its row class; run the house tests.", status=500, exit=70),
+        Code(
+            "edge_refused",
+            "The database refused a state change that is no declared edge; report it with the log line.",
+            status=500,
+            exit=70,
+        ),
+        Code(
+            "fence_refused",
+            "The database refused a write without the current claim token; report it with the log line.",
+            status=500,
+            exit=70,
+        ),
+        Code(
+            "row_shape",
+            "A statement's columns are not those of its row class; run the house tests.",
+            status=500,
+            exit=70,
+        ),
         Code("machine_unknown", "The code has edges that the database lacks; run `rowclaim migrate` first.", exit=78),
         # Vendor calls
-        Code("vendor_call_in_transaction", "A vendor was called while a transaction was open; report it with the log line.", status=500, exit=70),
-        Code("gate_closed", "Calls to this vendor are paused; the answer says until when. `rowclaim gate` shows and opens gates.", status=503, exit=75),
+        Code(
+            "vendor_call_in_transaction",
+            "A vendor was called while a transaction was open; report it with the log line.",
+            status=500,
+            exit=70,
+        ),
+        Code(
+            "gate_closed",
+            "Calls to this vendor are paused; the answer says until when. `rowclaim gate` shows and opens gates.",
+            status=503,
+            exit=75,
+        ),
         # Settings
-        Code("setting_unknown", "An environment variable begins with ROWCLAIM_ and names no setting; correct it to the name proposed or remove it.", exit=78),
+        Code(
+            "setting_unknown",
+            "A ROWCLAIM_ variable of the environment names no setting; correct it to the name proposed or remove it.",
+            exit=78,
+        ),
         Code("setting_invalid", "A setting has a value that cannot be; correct the variable that is named.", exit=78),
     )
 }
