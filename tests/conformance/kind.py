@@ -5,12 +5,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import LiteralString
 
-import asyncpg
-
 from services.kernel.db import Tx
-from services.kernel.transition import Edge, Fence, Machine
+from services.kernel.transition import Fence, Machine
 
-Owner = "asyncpg.Connection[asyncpg.Record]"
 Key = tuple[object, ...]
 
 
@@ -20,6 +17,16 @@ class Held:
 
     key: Key
     token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An edge between two states."""
+
+    name: str
+    source: str
+    target: str
+    fence: Fence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +44,7 @@ class Kind:
     key: tuple[str, ...]
     """Columns of the primary key."""
     seed: str
-    """Inserts ``$1`` claimable rows, the n-th to be claimed n-th, in the reverse of that order; returns the key columns."""
+    """Inserts ``$1`` claimable rows, the youngest first, so that no law is kept by the order of insertion."""
     ages: str
     """Columns, as SQL text, that order the claim."""
     claim: Callable[[Tx, int], Awaitable[Sequence[Held]]]
@@ -64,33 +71,34 @@ class Kind:
         return self.machine.table
 
     @property
-    def claim_edge(self) -> Edge:
-        return self.machine.edges["claim"]
-
-    @property
     def claimable(self) -> str:
-        assert self.claim_edge.source is not None
-        return self.claim_edge.source
+        return next(move.source for move in self.moves if move.name == "claim")
 
     @property
     def claimed(self) -> str:
-        return self.claim_edge.target
+        return self.machine.edges["claim"].target
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """Every edge but the births."""
+        edges = self.machine.edges.values()
+        return tuple(Move(edge.name, edge.source, edge.target, edge.fence) for edge in edges if edge.source is not None)
 
     @property
     def at_key(self) -> str:
         """The WHERE text that finds one row: ``$1 .. $n`` are its key."""
         return " and ".join(f"{column} = ${position}" for position, column in enumerate(self.key, 1))
 
-    def path(self, source: str, target: str) -> tuple[Edge, ...]:
-        """The shortest way from one state to another."""
-        ways: dict[str, tuple[Edge, ...]] = {source: ()}
+    def path(self, source: str, target: str) -> tuple[Move, ...]:
+        """The shortest way from one state to another; between one state and itself, no step at all."""
+        ways: dict[str, tuple[Move, ...]] = {source: ()}
         queue = [source]
-        while queue:
+        while target not in ways:
             state = queue.pop(0)
-            for edge in self.machine.edges.values():
-                if edge.source == state and edge.target not in ways:
-                    ways[edge.target] = (*ways[state], edge)
-                    queue.append(edge.target)
+            for move in self.moves:
+                if move.source == state and move.target not in ways:
+                    ways[move.target] = (*ways[state], move)
+                    queue.append(move.target)
         return ways[target]
 
 
@@ -112,14 +120,14 @@ class Write:
         )
 
 
-def lawful(edge: Edge) -> Write:
+def lawful(edge: Move) -> Write:
     """The write that takes ``edge`` with the fence it asks for."""
     if edge.fence is Fence.TOKEN:
         return Write(edge.target, edge.name, "claim_token", "claim_token")
     return Write(edge.target, edge.name, "claim_token + 1", "null")
 
 
-def fence_breaches(edge: Edge) -> dict[str, Write]:
+def fence_breaches(edge: Move) -> dict[str, Write]:
     """Writes that take ``edge`` with a wrong fence, by what is wrong."""
     if edge.fence is Fence.TOKEN:
         return {
