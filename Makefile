@@ -1,0 +1,45 @@
+# Every target sets up what it needs in .venv (Python 3.11 or newer and make are all that must be there) and passes
+# ARGS on: make demo ARGS="--json verdict.json", make test ARGS="tests/kernel -k claim".
+
+PYTEST := .venv/bin/python -m pytest
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo up test check bench crash mutate promises setup-embedded setup-dev
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: setup-embedded ## play the whole story on embedded servers and print the verdict
+	@.venv/bin/rowclaim demo $(ARGS)
+
+up: setup-embedded ## start everything on embedded servers and stay
+	@.venv/bin/rowclaim up $(ARGS)
+
+test: setup-dev ## the tests
+	@$(PYTEST) -n $(WORKERS) $(ARGS)
+
+check: setup-dev ## format, lint, import contracts, both type checkers
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+	@.venv/bin/lint-imports
+	@.venv/bin/mypy
+	@.venv/bin/basedpyright
+
+crash: setup-dev ## SIGKILL at every await that leaves the process, drive again, compare
+	@$(PYTEST) tests/crash $(ARGS)
+
+mutate: setup-dev ## remove one conjunct, CHECK or unique at a time: a test must die
+	@$(PYTEST) tests/mutation $(ARGS)
+
+bench: setup-dev ## requests/s and claims/s beside their baselines
+	@.venv/bin/python -m bench $(ARGS)
+
+promises: setup-dev ## run the tests, then list the promises they show and those they do not
+	@$(PYTEST) -q -n $(WORKERS); tests=$$?; .venv/bin/python -m tests.promises $(ARGS) && exit $$tests
+
+setup-embedded:
+	@.ci/setup embedded
+
+setup-dev:
+	@.ci/setup embedded,dev

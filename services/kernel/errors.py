@@ -1,0 +1,97 @@
+"""Every error of rowclaim: its code, what answers it, and what to do.
+
+    ServiceError
+    ├── Refusal     the caller's request cannot be taken; nothing was written            (4xx, exit 2)
+    ├── Retryable   the same request may succeed later; what was committed stays         (503, exit 75)
+    ├── Stop        a command ends: the machine or its configuration is not as it must be (its own exit code)
+    └── Invariant   our own code broke a law; the worker crashes and somebody is paged    (500, exit 70)
+
+Outcomes of a vendor are values (each slice's ``machine.py``), never exceptions.
+``docs/reference/errors.md`` is generated from ``CODES``. Exit codes follow sysexits(3).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """One line of the list: ``status`` answers over HTTP, ``exit`` ends a command, ``sentence`` says what to do."""
+
+    name: str
+    sentence: str
+    status: int | None = None
+    exit: int | None = None
+
+
+CODES: Final[dict[str, Code]] = {
+    code.name: code
+    for code in (
+        # The database and its laws
+        Code("database_unavailable", "The database did not answer; the sender may try again.", status=503, exit=75),
+        Code(
+            "edge_refused",
+            "The database refused a state change that is no declared edge; report it with the log line.",
+            status=500,
+            exit=70,
+        ),
+        Code(
+            "fence_refused",
+            "The database refused a write without the current claim token; report it with the log line.",
+            status=500,
+            exit=70,
+        ),
+        Code(
+            "row_shape",
+            "A statement's columns are not those of its row class; run the house tests.",
+            status=500,
+            exit=70,
+        ),
+        Code("machine_unknown", "The code has edges that the database lacks; run `rowclaim migrate` first.", exit=78),
+        # Vendor calls
+        Code(
+            "vendor_call_in_transaction",
+            "A vendor was called while a transaction was open; report it with the log line.",
+            status=500,
+            exit=70,
+        ),
+        Code(
+            "gate_closed",
+            "Calls to this vendor are paused; the answer says until when. `rowclaim gate` shows and opens gates.",
+            status=503,
+            exit=75,
+        ),
+        # Settings
+        Code(
+            "setting_unknown",
+            "A ROWCLAIM_ variable of the environment names no setting; correct it to the name proposed or remove it.",
+            exit=78,
+        ),
+        Code("setting_invalid", "A setting has a value that cannot be; correct the variable that is named.", exit=78),
+    )
+}
+
+
+class ServiceError(Exception):
+    """A failure with a code of the list; ``detail`` names the instance, never a person."""
+
+    def __init__(self, code: str, detail: str = "") -> None:
+        self.code = CODES[code]
+        self.detail = detail
+        super().__init__(f"{code}: {detail or self.code.sentence}")
+
+
+class Refusal(ServiceError):
+    """The request cannot be taken as it is; nothing was written."""
+
+
+class Retryable(ServiceError):
+    """Not now. The same request may succeed later."""
+
+
+class Stop(ServiceError):
+    """A command ends with the code's exit status and sentence."""
+
+
+class Invariant(ServiceError):
+    """Our own code broke a law. The unit of work crashes; nothing is guessed."""

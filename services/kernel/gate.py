@@ -1,0 +1,211 @@
+"""One row a vendor: closed until when, how fast, how often refused in a row; and the door every call goes through.
+
+A refusal concerns the vendor, not the row that met it: the gate closes for every flush of every process, and the
+database's clock opens it. The pace is kept by reserving starts, never by a lock: whoever reserves is told when its turn
+is, and waits for it before it claims anything. What is owed is not told here; business rows tell that alone.
+"""
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Concatenate, Final, LiteralString, ParamSpec, Protocol, TypeVar
+
+from prometheus_client import Counter, Histogram
+
+from services.kernel.db import Tx, in_transaction
+from services.kernel.errors import Invariant, Retryable
+
+CALLS = Counter("rowclaim_vendor_calls", "Calls to vendors, by how they ended.", ["vendor", "call", "result"])
+SECONDS = Histogram("rowclaim_vendor_call_seconds", "How long calls to vendors took.", ["vendor", "call"])
+
+CLOSED_MIN: Final = timedelta(seconds=1)
+REFUSAL_FLOOR: Final = timedelta(seconds=60)
+REFUSAL_CAP: Final = timedelta(hours=1)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """The caller's slot has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """No call before ``until`` (by the database's clock)."""
+
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A reserved start: seconds from now on."""
+
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A gate as operators see it."""
+
+    vendor: str
+    closed_until: datetime | None
+    reason: str | None
+    closed_by: str | None
+    refusals: int
+
+
+# Zero rows: the gate is closed. The clock, not the transaction's instant: a reservation may have waited for another's.
+RESERVE: Final[LiteralString] = """
+insert into vendor_gates as g (vendor, next_start_at) values ($1, rowclaim_clock() + $2::interval)
+on conflict (vendor) do update set next_start_at = greatest(g.next_start_at, rowclaim_clock()) + $2::interval
+where g.closed_until is null or g.closed_until <= rowclaim_now()
+returning greatest(extract(epoch from next_start_at - $2::interval - rowclaim_clock()), 0)::float8 as wait_s"""
+
+CLOSED_UNTIL: Final[LiteralString] = """
+select closed_until from vendor_gates where vendor = $1 and closed_until > rowclaim_now()"""
+
+# A gate is only ever closed for longer: a short refusal must not open what a person or a longer one closed.
+CLOSE: Final[LiteralString] = """
+insert into vendor_gates as g (vendor, closed_until, reason, closed_by, closed_at)
+values ($1, rowclaim_clock() + $2::interval, $3, $4, rowclaim_clock())
+on conflict (vendor) do update set
+  closed_until = excluded.closed_until, reason = excluded.reason,
+  closed_by = excluded.closed_by, closed_at = excluded.closed_at
+where g.closed_until is null or g.closed_until < excluded.closed_until
+returning closed_until"""
+
+# A refusal that names no instant: a minute, doubling with every further one in a row, an hour at most.
+REFUSE: Final[LiteralString] = """
+insert into vendor_gates as g (vendor, closed_until, reason, closed_by, closed_at, refusals)
+values ($1, rowclaim_clock() + $2::interval, $4, $5, rowclaim_clock(), 1)
+on conflict (vendor) do update set
+  refusals = g.refusals + 1, reason = excluded.reason, closed_by = excluded.closed_by, closed_at = excluded.closed_at,
+  closed_until = greatest(g.closed_until,
+                          rowclaim_clock() + least($2::interval * power(2, least(g.refusals, 16)), $3::interval))
+returning closed_until"""
+
+SUCCEED: Final[LiteralString] = """
+update vendor_gates set refusals = 0 where vendor = $1 and refusals > 0"""
+
+OPEN: Final[LiteralString] = """
+update vendor_gates set closed_until = null, reason = null, closed_by = null, closed_at = null, refusals = 0
+where vendor = $1 and closed_until > rowclaim_now()"""
+
+GATES: Final[LiteralString] = """
+select vendor, case when closed_until > rowclaim_now() then closed_until end as closed_until,
+       reason, closed_by, refusals
+from vendor_gates order by vendor"""
+
+
+async def list_gates(tx: Tx) -> list[Gate]:
+    """Every vendor that was ever called through a gate; ``closed_until`` None: open."""
+    return await tx.rows(Gate, GATES)
+
+
+async def open_gate(tx: Tx, vendor: str) -> bool:
+    """Open a closed gate on a person's word; False: it was open."""
+    return await tx.execute(OPEN, vendor) == 1
+
+
+class Gates:
+    """The vendors' gates as one slice of this process uses them. ``pace_s``: least seconds between two starts."""
+
+    def __init__(self, tx: Tx, *, pace_s: Mapping[str, float] | None = None) -> None:
+        self._tx = tx
+        self._pace = {vendor: timedelta(seconds=pace) for vendor, pace in (pace_s or {}).items()}
+
+    async def reserve(self, vendor: str) -> Go | Closed:
+        """Reserve the next start, wait for it, and look at the gate again: it may have closed meanwhile.
+
+        On Go the first call this task makes through ``@vendor`` uses the slot. Called before a claim, so that nothing
+        is held while waiting.
+        """
+        entered = await self._enter(vendor)
+        if isinstance(entered, Go):
+            _reserved.set(vendor)
+        return entered
+
+    async def _enter(self, vendor: str) -> Go | Closed:
+        pace = self._pace.get(vendor, timedelta())
+        if pace:
+            slot = await self._tx.row(Slot, RESERVE, vendor, pace)
+            if slot is not None and slot.wait_s > 0:
+                await asyncio.sleep(slot.wait_s)
+        until = await self.closed_until(vendor)
+        return Go() if until is None else Closed(until)
+
+    async def closed_until(self, vendor: str) -> datetime | None:
+        """When a closed gate opens; None: it is open."""
+        until: datetime | None = await self._tx.value(CLOSED_UNTIL, vendor)
+        return until
+
+    async def close(self, vendor: str, wait: timedelta, reason: str, by: str) -> None:
+        """Close for ``wait`` (a second at least); a gate closed for longer stays as it is."""
+        await self._tx.execute(CLOSE, vendor, max(wait, CLOSED_MIN), reason, by)
+
+    async def refuse(self, vendor: str, reason: str, by: str, *, floor: timedelta = REFUSAL_FLOOR) -> None:
+        """Close after a refusal that named no instant: ``floor``, doubling with every one in a row, an hour at most."""
+        await self._tx.execute(REFUSE, vendor, floor, max(floor, REFUSAL_CAP), reason, by)
+
+    async def succeed(self, vendor: str) -> None:
+        """The vendor took a call: refusals in a row begin anew."""
+        await self._tx.execute(SUCCEED, vendor)
+
+    async def admit(self, vendor: str) -> None:
+        """Wait for this task's next slot; raises Retryable("gate_closed")."""
+        if _reserved.get() == vendor:
+            _reserved.set(None)
+            return
+        entered = await self._enter(vendor)
+        if isinstance(entered, Closed):
+            raise Retryable("gate_closed", f"{vendor} until {entered.until.isoformat()}")
+
+
+_reserved: ContextVar[str | None] = ContextVar("reserved_slot", default=None)
+
+
+class Gated(Protocol):
+    """A gateway whose calls go through a gate."""
+
+    @property
+    def gates(self) -> Gates: ...
+
+
+G = TypeVar("G", bound=Gated)
+Call = Callable[Concatenate[G, P], Coroutine[Any, Any, T]]
+
+
+def vendor(name: str, *, bound_s: float) -> Callable[[Call[G, P, T]], Call[G, P, T]]:
+    """The door of every vendor call: a method of a gateway that has ``gates``.
+
+    Refuses inside a transaction (a lock held across a vendor's pause is an outage of ours), waits for the pace and
+    refuses at a closed gate, ends the call after ``bound_s`` seconds with TimeoutError, counts and times it.
+    """
+
+    def through(call: Call[G, P, T]) -> Call[G, P, T]:
+        @functools.wraps(call)
+        async def gated(self: G, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            if in_transaction():
+                raise Invariant("vendor_call_in_transaction", f"{name}.{call.__name__}")
+            await self.gates.admit(name)
+            result = "failed"
+            try:
+                with SECONDS.labels(name, call.__name__).time():
+                    async with asyncio.timeout(bound_s):
+                        answer = await call(self, *args, **kwargs)
+                result = "answered"
+                return answer
+            except TimeoutError:
+                result = "timed_out"
+                raise
+            finally:
+                CALLS.labels(name, call.__name__, result).inc()
+
+        return gated
+
+    return through

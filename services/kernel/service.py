@@ -1,0 +1,84 @@
+"""The SERVICE card: what a slice tells the processes that run it.
+
+``services.__main__`` finds every ``services/<slice>/consumer.py`` and reads its ``SERVICE``. Adding a slice edits
+nothing else.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from services.kernel.db import Database
+from services.kernel.inbox import Subscription
+from services.kernel.transition import Machine
+
+if TYPE_CHECKING:
+    import typer
+    from starlette.routing import BaseRoute
+
+    from services.kernel.gate import Gates
+    from services.kernel.jobs import Job
+    from services.kernel.pager import Pager
+    from services.kernel.settings import Settings, SliceSettings
+    from services.kernel.sweep import Sweep
+    from services.kernel.triggers import Doorbell
+    from services.kernel.worker import Worker
+
+SliceSettingsT = TypeVar("SliceSettingsT", bound="SliceSettings")
+
+
+class Runtime(Protocol):
+    """What a process lends its slices. Everything here outlives every unit of work, and is closed by the process."""
+
+    @property
+    def settings(self) -> "Settings": ...
+    @property
+    def stopping(self) -> asyncio.Event:
+        """Set at the first SIGTERM or SIGINT: claim nothing more, finish the attempt in hand."""
+        ...
+
+    @property
+    def doorbell(self) -> "Doorbell": ...
+    @property
+    def pager(self) -> "Pager": ...
+    def slice_settings(self, kind: type[SliceSettingsT]) -> SliceSettingsT: ...
+    async def database(self, role: str) -> Database:
+        """The process's one pool of this login role."""
+        ...
+
+    async def gates(self, role: str, *, pace_s: dict[str, float]) -> "Gates": ...
+    def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Run at the end of the process, after web and workers and before the pools, latest first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Consumption:
+    """What runs in a consuming process for one slice. A topic's ring wakes every worker of the slice."""
+
+    workers: Sequence["Worker"] = ()
+    sweeps: Sequence["Sweep"] = ()
+    jobs: Sequence["Job"] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One slice's card."""
+
+    name: str
+    settings: type["SliceSettings"]
+    machines: tuple[Machine, ...] = ()
+    """Verified against the database at boot of every process that runs the slice."""
+    subscriptions: tuple[Subscription, ...] = ()
+    """Stored events the slice is owed a delivery of; upserted at boot of a consuming process."""
+    routes: Callable[[Runtime], Awaitable[Sequence["BaseRoute"]]] | None = None
+    consume: Callable[[Runtime], Awaitable[Consumption]] | None = None
+    commands: "typer.Typer | None" = None
+    topics: tuple[str, ...] = field(default=())
+    """Trigger topics whose rings wake the slice's workers."""
+
+    @property
+    def role(self) -> str:
+        """The login role of the slice."""
+        return f"rowclaim_{self.name}"
