@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import signal
+from pathlib import Path
 from typing import Final
 
 from aiokafka.admin import AIOKafkaAdminClient
