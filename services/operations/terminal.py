@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.kernel.errors import ServiceError, Stop
-from services.kernel.process import Loaded, MakeSender, Process, load_all, signals
+from services.operations.process import Loaded, MakeSender, Process, load_all, signals
 from services.kernel.service import Runtime, Service
 from services.kernel.telemetry import configure_logging
 
