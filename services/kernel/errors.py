@@ -28,6 +28,7 @@ CODES: Final[dict[str, Code]] = {
     code.name: code
     for code in (
         # The database and its laws
+        Code("database_busy", "The database could not do it now (a lock, a limit); the sender may try again.", status=503, exit=75),
         Code("database_unavailable", "The database did not answer; the sender may try again.", status=503, exit=75),
         Code(
             "edge_refused",
