@@ -62,6 +62,13 @@ CODES: Final[dict[str, Code]] = {
             status=503,
             exit=75,
         ),
+        # The broker
+        Code(
+            "broker_unavailable",
+            "The message broker did not answer. Nothing is lost: workers and sweeps find what no trigger told.",
+            status=503,
+            exit=75,
+        ),
         # Settings
         Code(
             "setting_unknown",
