@@ -98,6 +98,11 @@ CODES: Final[dict[str, Code]] = {
             exit=65,
         ),
         Code(
+            "delivery_shown_only",
+            "A delivery that is named was stored to be shown: no consumer can read it. Fetch its object at the sender.",
+            exit=65,
+        ),
+        Code(
             "event_id",
             "The event's id is missing, too long, or has other characters than letters, digits, _ and -.",
             status=400,

@@ -1,22 +1,17 @@
-"""The two webhook routes, and the commands by which an operator has stored events worked on once more.
+"""The webhooks' routes.
 
 A route is a bare ASGI callable: at the rate of a sender's burst, a request object and a dependency graph would cost
 more than verifying and storing do. Errors are raised; the app around the routes makes problem documents of them.
 """
 
 import asyncio
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Final
 
-import typer
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from services.ingress.flow import repair
 from services.ingress.flow.intake import Intake
 from services.ingress.machine import Receipt, Rejection, Source
 
