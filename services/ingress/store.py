@@ -34,8 +34,8 @@ async def arrive_alone(db: Database, arrival: Arrival) -> Arrived:
     return arrived[arrival.source, arrival.external_id]
 
 
-# The end of a page: ``page`` events of any kind from ``since`` on, so that a rare kind costs no endless statement. Pages
-# end between two instants, never inside one: a batch's events share theirs, and a resume begins after it.
+# The end of a page: ``page`` events of any kind from ``since`` on, so that a rare kind costs no endless statement. It
+# ends between two instants, never inside one: a batch's events share theirs, and a resume begins after it.
 PAGE_END: Final[LiteralString] = """
 select max(p.received_at) as last_received_at
 from (select received_at from event_ids

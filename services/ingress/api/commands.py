@@ -86,7 +86,9 @@ async def replay_all(runtime: Runtime, what: repair.Replay, *, dry_run: bool) ->
         async for page in repair.replay(await _operators(runtime), what, dry_run=dry_run):
             total = page if total is None else total + page
             if sys.stderr.isatty():
-                typer.echo(f"\r{total.put_back + total.made} so far, up to {total.resume.isoformat()}", err=True, nl=False)
+                typer.echo(
+                    f"\r{total.put_back + total.made} so far, up to {total.resume.isoformat()}", err=True, nl=False
+                )
     except BaseException:
         if total is not None:
             typer.echo(f"stopped; go on with --since {total.resume.isoformat()}", err=True)
@@ -134,7 +136,9 @@ def parse_since(text: str) -> datetime | timedelta:
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter("neither an instant nor a duration such as 90m, 12h, 3d", param_hint="--since") from None
+        raise typer.BadParameter(
+            "neither an instant nor a duration such as 90m, 12h, 3d", param_hint="--since"
+        ) from None
     return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
 
 

@@ -28,7 +28,9 @@ ANSWERS: Final = {
 def routes(intake: Intake, *, body_bytes_max: int) -> Sequence[BaseRoute]:
     """``POST /webhooks/<source>``: 2xx once the event is committed, 400, 408 or 413 with nothing of it kept, or 503."""
     return [
-        Route(f"/webhooks/{source}", Webhook(intake, source, body_bytes_max), methods=["POST"], name=f"webhook_{source}")
+        Route(
+            f"/webhooks/{source}", Webhook(intake, source, body_bytes_max), methods=["POST"], name=f"webhook_{source}"
+        )
         for source in Source
     ]
 

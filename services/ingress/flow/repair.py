@@ -82,9 +82,7 @@ async def replay(db: Database, what: Replay, *, dry_run: bool) -> AsyncIterator[
         since = page.resume
 
 
-async def _replay_page(
-    tx: Tx, what: Replay, *, since: datetime, last_received_at: datetime, dry_run: bool
-) -> Replayed:
+async def _replay_page(tx: Tx, what: Replay, *, since: datetime, last_received_at: datetime, dry_run: bool) -> Replayed:
     standings = await store.list_standings(
         tx, consumer=what.consumer, kind=what.kind, since=since, last_received_at=last_received_at
     )
@@ -130,7 +128,10 @@ async def list_parked(db: Database, *, limit: int) -> list[store.ParkedDelivery]
 
 
 async def unpark(db: Database, named: Sequence[tuple[int, str]], *, actor: str, reason: str) -> Unparked:
-    """Give back the deliveries that are named, all or none. Raises Stop("delivery_not_parked" | "delivery_shown_only")."""
+    """Give back the deliveries that are named, all or none.
+
+    Raises Stop("delivery_not_parked" | "delivery_shown_only").
+    """
     async with db.transaction() as tx:
         parked = await store.find_parked(tx, named)
         lacking = sorted(set(named) - {(p.event_id, p.consumer) for p in parked})
