@@ -28,6 +28,7 @@ create table pages (
   seen_at     timestamptz not null,
   seen        bigint not null default 1,
   sent_at     timestamptz,
+  sending_until timestamptz,              -- held by the process that is sending it; past: its sender died
   resolved_at timestamptz,
   resolve_sent_at timestamptz
 );

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import fields
 from enum import Enum
 from functools import cache
-from typing import Any, LiteralString, Protocol, Self, TypeVar, cast
+from typing import Any, Final, LiteralString, Protocol, Self, TypeVar, cast
 
 import asyncpg
 
@@ -159,6 +159,9 @@ class Transaction(_Statements):
         return nullcontext(self._held)
 
 
+FIND_ROLE: Final[LiteralString] = "select current_user::text"
+
+
 class Database(_Statements):
     """One login role's pool. Bounded everywhere: acquiring, connecting and every command."""
 
@@ -179,7 +182,7 @@ class Database(_Statements):
                     timeout=ACQUIRE_S,
                     server_settings={"application_name": application},
                 )
-                role = await pool.fetchval("select current_user::text")
+                role = await pool.fetchval(FIND_ROLE)
         except UNREACHABLE as error:
             raise Retryable("database_unavailable", type(error).__name__) from error
         return cls(pool, role)

@@ -254,7 +254,6 @@ class DeliveryWorker:
     """
 
     def __init__(self, db: Database, consumer: str, handle: Handle, *, lease: timedelta, batch_max: int) -> None:
-        assert batch_max > 0
         self._db = db
         self._consumer = consumer
         self._handle = handle
@@ -270,18 +269,15 @@ class DeliveryWorker:
             return 0
         deliveries = await read_deliveries(self._db, claimed)
         try:
-            verdicts = await self._held(claimed, self._handle(deliveries))
+            answered = await self._held(claimed, self._handle(deliveries))
+            verdicts = [(delivery, answered[delivery.event_id]) for delivery in deliveries]
         except BaseException:
             back: list[tuple[Delivery, Verdict]] = [
                 (delivery, PutBack(timedelta(seconds=1))) for delivery in deliveries
             ]
             await uncut(finish_deliveries(self._db, self._consumer, back))
             raise
-        written = await uncut(
-            finish_deliveries(
-                self._db, self._consumer, [(delivery, verdicts[delivery.event_id]) for delivery in deliveries]
-            )
-        )
+        written = await uncut(finish_deliveries(self._db, self._consumer, verdicts))
         if written < len(deliveries):
             log.warning("deliveries.lease_lost", consumer=self._consumer, lost=len(deliveries) - written)
         return len(claimed)

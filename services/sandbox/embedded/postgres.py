@@ -8,23 +8,14 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, LiteralString
 
 import asyncpg
 
 from services.sandbox.embedded import packages
 from services.sandbox.embedded.leftovers import command_line
-from services.sandbox.embedded.process import (
-    Command,
-    ExitedEarly,
-    ServerProcess,
-    StartFailed,
-    StopStep,
-    free_port,
-    run_to_end,
-    spawn,
-    until_ready,
-)
+from services.sandbox.embedded.process import SAME, Command, StartFailed, StopStep, run_to_end
+from services.sandbox.embedded.server import Server
 from services.sandbox.embedded.unprivileged import give, identity_for
 
 SUPERUSER: Final = "postgres"
@@ -32,10 +23,8 @@ SOCKET_PORT: Final = 5432  # only names the socket's file: without TCP no port i
 
 _NAME: Final = "PostgreSQL"
 _CONF: Final = "rowclaim.conf"
-_READY_WITHIN_S: Final = 30.0  # a crash recovery may come first
 _INITDB_WITHIN_S: Final = 60.0
 _EARLIER_GONE_WITHIN_S: Final = 10.0
-_START_ATTEMPTS: Final = 3
 _POLL_S: Final = 0.01
 # Fast shutdown first. A replication client that does not read can hold it up to wal_sender_timeout (5 s below).
 _STOP: Final = (StopStep(signal.SIGINT, 10.0), StopStep(signal.SIGQUIT, 5.0))
@@ -51,18 +40,22 @@ _SETTINGS: Final = {
 # What a machine's power cut could lose is not worth waiting for in a test; a killed process loses nothing all the same.
 _NOT_DURABLE: Final = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
 
+# The statement to run, the name quoted by the server itself; no row when the database exists.
+CREATE_DATABASE_IF_MISSING: Final[LiteralString] = """
+select format('create database %I', $1::text)
+where not exists (select from pg_database where datname = $1)
+"""
 
-class AlreadyRunning(StartFailed):
-    """A live PostgreSQL works in the same data directory."""
 
+class Postgres(Server):
+    """One server over one data directory, initialised at the first start. Superuser `postgres`, no password.
 
-class Postgres:
-    """One server over one data directory, initialised at the first start. The superuser is `postgres`, without a password.
-
-    With `socket_only` it listens on a Unix socket in a fresh short directory and on no port; else on 127.0.0.1:`port`
-    (drawn at the first start when not given) and on no socket. `durable=False` turns fsync off. `settings` are further
-    lines of postgresql.conf and win over ours.
+    With `socket_only` it listens on a Unix socket in a short directory of its own and on no port; else on 127.0.0.1
+    and on no socket. `durable=False` turns fsync off. `settings` are more lines for postgresql.conf and win over ours.
     """
+
+    name = _NAME
+    ready_within_s = 30.0  # a crash recovery may come first
 
     def __init__(
         self,
@@ -74,26 +67,13 @@ class Postgres:
         durable: bool = True,
         settings: Mapping[str, str] | None = None,
     ) -> None:
+        port = SOCKET_PORT if socket_only else port
+        super().__init__(log_path=log_path, ports=() if port is None else (port,))
         self.data_dir = data_dir.resolve()
-        self.log_path = log_path
         self.socket_only = socket_only
         self.socket_dir: Path | None = None
-        self._fixed_port = SOCKET_PORT if socket_only else port
-        self._port: int | None = self._fixed_port
         self._settings = (_SETTINGS if durable else _SETTINGS | _NOT_DURABLE) | dict(settings or {})
-        self._process: ServerProcess | None = None
-
-    @property
-    def port(self) -> int:
-        if self._port is None:
-            raise RuntimeError(f"{_NAME} has no port before its first start")
-        return self._port
-
-    @property
-    def process(self) -> ServerProcess:
-        if self._process is None:
-            raise RuntimeError(f"{_NAME} was not started")
-        return self._process
+        self._identity = SAME
 
     def url(self, database: str = "postgres", *, user: str = SUPERUSER) -> str:
         """The address as asyncpg, psycopg2 and dbmate read it."""
@@ -101,49 +81,48 @@ class Postgres:
             return f"postgres://{user}@/{database}?host={self.socket_dir}&port={self.port}"
         return f"postgres://{user}@127.0.0.1:{self.port}/{database}?sslmode=disable"
 
-    async def start(self) -> None:
-        """Initialise if new, start, and return when it accepts connections. Raises `StartFailed`."""
-        packages.check_platform()
-        binary = packages.postgres_binary()
-        if not (self.data_dir / "PG_VERSION").exists():
-            await asyncio.to_thread(self._initialise)
-        await self._outlive_earlier()
-        identity = await asyncio.to_thread(identity_for, self.data_dir, binary)
-        for attempt in range(1, _START_ATTEMPTS + 1):
-            self._configure(identity)
-            try:
-                await self._spawn(binary, identity)
-            except ExitedEarly:
-                # someone may have taken the port between its test and PostgreSQL's bind
-                if self._fixed_port is not None or attempt == _START_ATTEMPTS:
-                    raise
-                self._port = None
-                continue
-            self._fixed_port = self._port  # addresses were handed out: later starts keep it
-            return
-
     async def stop(self) -> None:
-        """Fast shutdown: open sessions are ended, everything is written. Does nothing when not running."""
-        if self._process is not None:
-            await self._process.stop()
+        """Fast shutdown: open sessions are ended, everything is written."""
+        await super().stop()
         if self.socket_dir is not None:
-            shutil.rmtree(self.socket_dir, ignore_errors=True)
-
-    def kill(self) -> None:
-        """SIGKILL the postmaster, as a crash would; `start` recovers."""
-        self.process.kill()
+            await asyncio.to_thread(shutil.rmtree, self.socket_dir, ignore_errors=True)
 
     async def create_database(self, name: str) -> None:
         """Create an empty database unless it exists."""
         connection = await asyncpg.connect(self.url())
         try:
-            if not await connection.fetchval("select exists (select from pg_database where datname = $1)", name):
-                identifier = name.replace('"', '""')
-                await connection.execute(f'create database "{identifier}"')
+            statement = await connection.fetchval(CREATE_DATABASE_IF_MISSING, name)
+            if statement is not None:
+                await connection.execute(statement)
         finally:
             await connection.close()
 
+    async def _prepare(self) -> None:
+        binary = packages.postgres_binary()
+        await asyncio.to_thread(self._initialise)
+        await self._outlive_earlier()
+        self._identity = await asyncio.to_thread(identity_for, self.data_dir, binary)
+        if self.socket_only:
+            await asyncio.to_thread(self._make_socket_dir)
+
+    def _command(self) -> Command:
+        self._configure()
+        return Command(
+            name=self.name,
+            argv=(packages.postgres_binary(), "-D", self.data_dir),
+            log_path=self.log_path,
+            death_signal=signal.SIGINT,
+            stop=_STOP,
+            identity=self._identity,
+        )
+
+    async def _is_ready(self) -> bool:
+        lines = _lines(self.data_dir / "postmaster.pid")
+        return len(lines) >= 8 and lines[0] == str(self.process.pid) and lines[7].strip() == "ready"
+
     def _initialise(self) -> None:
+        if (self.data_dir / "PG_VERSION").exists():
+            return
         # under another name until it is whole: an initdb that was killed half-way would never start again
         fresh = self.data_dir.with_name(self.data_dir.name + ".new")
         shutil.rmtree(fresh, ignore_errors=True)
@@ -185,14 +164,12 @@ class Postgres:
                 lock.unlink(missing_ok=True)
                 return
             if time.monotonic() > deadline:
-                raise AlreadyRunning(_NAME, f"process {lines[0]} serves {self.data_dir} already; stop it first")
+                raise StartFailed(
+                    _NAME, f"process {lines[0]} serves {self.data_dir} already", code="server_already_running"
+                )
             await asyncio.sleep(_POLL_S)
 
-    def _configure(self, identity: str) -> None:
-        if self._port is None:
-            self._port = free_port()
-        if self.socket_only:
-            self._make_socket_dir(identity)
+    def _configure(self) -> None:
         lines = self._settings | {
             "port": str(self.port),
             "listen_addresses": "" if self.socket_only else "127.0.0.1",
@@ -200,32 +177,9 @@ class Postgres:
         }
         conf = self.data_dir / _CONF
         conf.write_text("".join(f"{name} = {_quoted(value)}\n" for name, value in lines.items()))
-        give(conf, identity)
+        give(conf, self._identity)
 
-    async def _spawn(self, binary: Path, identity: str) -> None:
-        process = spawn(
-            Command(
-                name=_NAME,
-                argv=(binary, "-D", self.data_dir),
-                log_path=self.log_path,
-                death_signal=signal.SIGINT,
-                stop=_STOP,
-                identity=identity,
-            )
-        )
-
-        async def accepts() -> bool:
-            lines = _lines(self.data_dir / "postmaster.pid")
-            return len(lines) >= 8 and lines[0] == str(process.pid) and lines[7].strip() == "ready"
-
-        try:
-            await until_ready(process, accepts, within_s=_READY_WITHIN_S)
-        except BaseException:
-            await process.stop()
-            raise
-        self._process = process
-
-    def _make_socket_dir(self, identity: str) -> None:
+    def _make_socket_dir(self) -> None:
         """A short directory of its own, and empty: a killed server leaves a lock file there that names its old pid."""
         if self.socket_dir is None:
             # /tmp whatever TMPDIR says: a socket's path may have 107 bytes at most
@@ -235,7 +189,7 @@ class Postgres:
             self.socket_dir.mkdir(mode=0o700)
         if os.geteuid() == 0:
             self.socket_dir.chmod(0o755)
-            give(self.socket_dir, identity)
+            give(self.socket_dir, self._identity)
 
 
 def _is_postmaster(command: str, data_dir: Path) -> bool:

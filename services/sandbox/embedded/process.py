@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from services.kernel.errors import Stop
+
 RUN_VARIABLE: Final = "ROWCLAIM_RUN"
 BASE_ENVIRONMENT: Final = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}  # ours: PGPORT, RUST_LOG, odd locales never leak in
 
@@ -26,7 +28,7 @@ BASE_ENVIRONMENT: Final = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}  # ours: PGPO
 SAME: Final = "same"
 USER_NAMESPACE: Final = "userns"
 
-# Below 32768, where Linux starts handing out ports to clients: one of those could take a server's port while it restarts.
+# Below 32768, where Linux starts handing out ports to clients: one of those could take the port of a restarting server.
 PORT_MIN: Final = 20_000
 PORT_MAX: Final = 32_000
 
@@ -38,13 +40,11 @@ _PORT_DRAWS: Final = 200
 _RANDOM: Final = random.SystemRandom()  # processes side by side must not draw the same ports
 
 
-class StartFailed(Exception):
+class StartFailed(Stop):
     """A server did not come up; the message names it, says what was seen, and ends with the tail of its log."""
 
-    def __init__(self, name: str, reason: str, log_tail: str = "") -> None:
-        super().__init__(f"{name} did not start: {reason}" + (f"\n{log_tail}" if log_tail else ""))
-        self.name = name
-        self.reason = reason
+    def __init__(self, name: str, reason: str, log_tail: str = "", *, code: str = "server_start_failed") -> None:
+        super().__init__(code, f"{name}: {reason}" + (f"\n{log_tail}" if log_tail else ""))
 
 
 class ExitedEarly(StartFailed):

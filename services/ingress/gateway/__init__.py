@@ -1,0 +1,1 @@
+"""The senders' ways of signing, each behind ``flow.Verifier``. Everything here works on bytes nobody believes yet."""

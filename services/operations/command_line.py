@@ -1,0 +1,25 @@
+"""The command line: the commands of this folder, and those the slices bring along on their cards."""
+
+import typer
+
+from services.operations.consuming import consume, sweep
+from services.operations.migrating import migrate, topics
+from services.operations.serving import serve
+from services.operations.terminal import Terminal
+
+
+def make_app(terminal: Terminal) -> typer.Typer:
+    """One typer app. A slice's commands stand at the top level beside ours; two of one name are a mistake."""
+    app = typer.Typer(
+        name="rowclaim",
+        help="Event-driven consumers that converge on idempotent claims of database rows.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    for command in (migrate, topics, serve, consume, sweep):
+        app.command()(command)
+    for service in terminal.services:
+        if service.commands is not None:
+            app.add_typer(service.commands)
+    return app

@@ -1,0 +1,170 @@
+"""``rowclaim consume`` and ``rowclaim sweep``: workers, sweeps, jobs and pages of one slice or of all."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Annotated, Final
+
+import structlog
+import typer
+
+from services.kernel import inbox
+from services.kernel.db import Database
+from services.kernel.deliveries import reap_deliveries
+from services.kernel.process import Process, Task, run_tasks
+from services.kernel.service import Consumption, Service
+from services.kernel.sweep import Sweep, run_sweep
+from services.kernel.triggers import DeadLetters, Liveness, Publisher, make_broker, run_subscribers, subscribe
+from services.operations import web
+from services.operations.serving import page_invariant, readiness
+from services.operations.terminal import Terminal
+
+log = structlog.get_logger()
+
+PAGES_EVERY_S: Final = 5.0
+REAP_EVERY_S: Final = 2.0
+# What a sweep costs is what its window holds, not what is missing: a short window often, a long one seldom.
+RECENT, RECENT_EVERY_S = timedelta(seconds=30), 2.0
+LAST_HOUR, LAST_HOUR_EVERY_S = timedelta(hours=1), 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Consuming:
+    """What one slice runs in this process."""
+
+    service: Service
+    consumption: Consumption
+
+    def ring(self, _ids: frozenset[int] = frozenset()) -> None:
+        """Wake all workers of the slice: rows tell what there is to do."""
+        for worker in self.consumption.workers:
+            worker.ring()
+
+
+def consume(
+    context: typer.Context,
+    slice_name: Annotated[str | None, typer.Option("--slice", help="Only this slice.")] = None,
+) -> None:
+    """Do the work: claim rows, call vendors, write outcomes; sweeps and jobs beside it."""
+    terminal: Terminal = context.obj
+    services = consumers(terminal, slice_name)
+
+    async def main(process: Process) -> None:
+        consuming = await begin(process, services)
+        tasks: dict[str, Task] = {"doorbell": process.doorbell.run}
+        tasks |= {f"sweep:{sweep.name}": partial(run_sweep, sweep) for sweep in await sweeps_of(process, consuming)}
+        tasks |= {
+            f"worker:{one.service.name}.{worker.name}": worker.run
+            for one in consuming
+            for worker in one.consumption.workers
+        }
+        alive = subscribed(process, consuming, tasks)
+        if process.settings.health_port is not None:
+            listener = web.bind(process.settings.http_host, process.settings.health_port)
+            app = web.make_app(
+                [], await readiness(process, services), lambda error: page_invariant(process, error), alive
+            )
+            tasks["health"] = lambda stopping: web.serve_http(app, listener, stopping)
+        log.info("process.consuming", slices=[service.name for service in services])
+        await run_tasks(process, tasks)
+        log.info("process.stopped")
+
+    terminal.run_process("consume", services, main, own_signals=True)
+
+
+def sweep(
+    context: typer.Context,
+    once: Annotated[bool, typer.Option("--once", help="Each sweep once, then end.")] = False,
+    slice_name: Annotated[str | None, typer.Option("--slice", help="Only this slice.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Counts as JSON.")] = False,
+) -> None:
+    """Find what no trigger told: missing deliveries, leases whose holder died, pages nobody was told of."""
+    terminal: Terminal = context.obj
+    services = consumers(terminal, slice_name)
+
+    async def main(process: Process) -> Mapping[str, Mapping[str, int]]:
+        sweeps = await sweeps_of(process, await begin(process, services))
+        if once:
+            return {sweep.name: await sweep.run_once() for sweep in sweeps}
+        await run_tasks(process, {f"sweep:{sweep.name}": partial(run_sweep, sweep) for sweep in sweeps})
+        return {}
+
+    counts = terminal.run_process("sweep", services, main, own_signals=True)
+    terminal.show(counts, as_json=as_json)
+
+
+def consumers(terminal: Terminal, name: str | None) -> list[Service]:
+    return [service for service in terminal.chosen(name) if service.consume is not None]
+
+
+async def begin(process: Process, services: Iterable[Service]) -> list[Consuming]:
+    """Subscribe the slices to the stored events they are owed, and let each say what it runs."""
+    consuming: list[Consuming] = []
+    for service in services:
+        if service.consume is None:
+            continue
+        database = await process.database(service.role)
+        await inbox.make_partitions(database)
+        await inbox.subscribe(database, service.name, service.subscriptions)
+        consuming.append(Consuming(service, await service.consume(process)))
+    return consuming
+
+
+async def sweeps_of(process: Process, consuming: Sequence[Consuming]) -> list[Sweep]:
+    """The slices' own sweeps, and those of what all slices share."""
+    shared = delivery_sweeps(await process.database(consuming[0].service.role), consuming) if consuming else []
+    return [
+        *shared,
+        Sweep("pages", PAGES_EVERY_S, process.pager.send_unsent),
+        *(sweep for one in consuming for sweep in one.consumption.sweeps),
+    ]
+
+
+def delivery_sweeps(database: Database, consuming: Sequence[Consuming]) -> list[Sweep]:
+    """Missing deliveries of recent events, of the last hour, of new subscriptions; leases whose holder died."""
+    by_name = {one.service.name: one for one in consuming}
+
+    def wake(names: Iterable[str]) -> None:
+        for name in names:
+            if name in by_name:
+                by_name[name].ring()
+
+    async def owe(window: timedelta) -> Mapping[str, int]:
+        pairs = await inbox.owe_missing(database, window)
+        wake({pair.consumer for pair in pairs})
+        return {"owed": len(pairs)}
+
+    async def catch_up() -> Mapping[str, int]:
+        owed = await inbox.catch_up(database)
+        wake(by_name if owed else ())
+        return {"owed": owed}
+
+    async def reap() -> Mapping[str, int]:
+        reaped = await reap_deliveries(database)
+        wake({delivery.consumer for delivery in reaped})
+        return {"reaped": len(reaped)}
+
+    return [
+        Sweep("deliveries.recent", RECENT_EVERY_S, partial(owe, RECENT)),
+        Sweep("deliveries.last_hour", LAST_HOUR_EVERY_S, partial(owe, LAST_HOUR)),
+        Sweep("deliveries.new_subscriptions", RECENT_EVERY_S, catch_up),
+        Sweep("deliveries.reaper", REAP_EVERY_S, reap),
+    ]
+
+
+def subscribed(process: Process, consuming: Iterable[Consuming], tasks: dict[str, Task]) -> web.Alive | None:
+    """Let every slice be rung by its topics: adds the subscribers' task, returns how they are found alive."""
+    broker = make_broker(process.kafka)
+    publisher = Publisher(process.kafka)
+    dead_letters = DeadLetters(publisher)
+    process.on_close(publisher.close)
+    for one in consuming:
+        for topic in one.service.topics:
+            subscribe(
+                broker, process.kafka, topic=topic, group=one.service.name, ring=one.ring, dead_letters=dead_letters
+            )
+    if not broker.subscribers:
+        return None
+    tasks["subscribers"] = partial(run_subscribers, broker)
+    return Liveness(broker).alive

@@ -1,0 +1,79 @@
+"""``rowclaim serve``: every slice's HTTP routes in one process."""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import structlog
+import typer
+
+from services.kernel.clock import database_now
+from services.kernel.db import Tx
+from services.kernel.errors import Invariant, Retryable
+from services.kernel.inbox import weeks_ahead
+from services.kernel.pager import Severity
+from services.kernel.process import Process, Task, run_tasks
+from services.kernel.service import Service
+from services.operations import web
+from services.operations.terminal import Terminal
+
+log = structlog.get_logger()
+
+WEEKS_AHEAD_MIN = 1
+
+
+def serve(
+    context: typer.Context,
+    slice_name: Annotated[str | None, typer.Option("--slice", help="Only this slice's routes.")] = None,
+) -> None:
+    """Answer HTTP: webhooks, API, /health and /metrics."""
+    terminal: Terminal = context.obj
+    services = [service for service in terminal.chosen(slice_name) if service.routes is not None]
+
+    async def main(process: Process) -> None:
+        listener = web.bind(process.settings.http_host, process.settings.http_port)
+        app = web.make_app(
+            [route for service in services if service.routes for route in await service.routes(process)],
+            await readiness(process, services),
+            lambda error: page_invariant(process, error),
+        )
+        tasks: dict[str, Task] = {
+            "http": lambda stopping: web.serve_http(app, listener, stopping),
+            "doorbell": process.doorbell.run,
+        }
+        log.info("process.serving", host=process.settings.http_host, port=process.settings.http_port)
+        await run_tasks(process, tasks)
+        log.info("process.stopped")
+
+    terminal.run_process("serve", services, main, own_signals=True)
+
+
+async def readiness(process: Process, services: Iterable[Service]) -> web.Checks:
+    """Ready: every login role reaches the database, and events can be stored for a week to come."""
+    databases = {service.role: await process.database(service.role) for service in services}
+
+    async def stored_ahead() -> str | None:
+        weeks = await weeks_ahead(next(iter(databases.values())))
+        return (
+            None
+            if weeks >= WEEKS_AHEAD_MIN
+            else f"event bodies can be stored for {weeks} more weeks; run `rowclaim migrate`"
+        )
+
+    async def not_stopping() -> str | None:
+        return "stopping" if process.stopping.is_set() else None
+
+    reached = {f"database:{role}": lambda tx=tx: _reached(tx) for role, tx in databases.items()}
+    return {"process": not_stopping, **reached, "events": stored_ahead}
+
+
+async def _reached(tx: Tx) -> str | None:
+    await database_now(tx)
+    return None
+
+
+async def page_invariant(process: Process, error: Invariant) -> None:
+    """Wake somebody for a broken law met by a request; the request's answer does not wait for a lost database."""
+    try:
+        await process.pager.page(f"invariant:{error.code.name}", Severity.CRITICAL, str(error))
+    except Retryable:
+        log.warning("page.not_recorded", code=error.code.name)

@@ -1,0 +1,162 @@
+"""What every command shares: how its process is opened, how its result is shown, how its end is told.
+
+Results go to standard output, everything else to standard error. A failure of the list of codes is one line with the
+code and what to do, and the exit status of the list; a traceback is shown for what nobody foresaw, and for that alone.
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+import click
+import typer
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from services.kernel.errors import ServiceError, Stop
+from services.kernel.process import Loaded, MakeSender, Process, load_all, signals
+from services.kernel.service import Runtime, Service
+from services.kernel.telemetry import configure_logging
+
+T = TypeVar("T")
+
+OUT: Final = Console()
+ERR: Final = Console(stderr=True, highlight=False, soft_wrap=True)
+USAGE_EXIT: Final = 2
+INTERRUPTED_EXIT: Final = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """The command line as a command finds it: the cards of this installation, and how its outside is wired."""
+
+    services: tuple[Service, ...]
+    make_sender: MakeSender
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def chosen(self, name: str | None) -> tuple[Service, ...]:
+        """All cards, or the one named. Raises Stop("slice_unknown")."""
+        chosen = tuple(service for service in self.services if name in (None, service.name))
+        if not chosen:
+            raise Stop("slice_unknown", f"{name}; known: {', '.join(service.name for service in self.services)}")
+        return chosen
+
+    def load(self) -> Loaded:
+        """The settings of this environment, every slice's included: a name of an idle slice is known all the same."""
+        return load_all(self.services, self.environ)
+
+    def run(self, service: Service, work: Callable[[Runtime], Awaitable[T]]) -> T:
+        """Open a process for one slice, do the work on its loop, close it."""
+
+        async def one(process: Process) -> T:
+            return await work(process)
+
+        return self.run_process(service.name, (service,), one)
+
+    def run_process(
+        self,
+        name: str,
+        services: Iterable[Service],
+        main: Callable[[Process], Awaitable[T]],
+        *,
+        own_signals: bool = False,
+    ) -> T:
+        """``main`` in a process of ``services``; ``own_signals``: SIGTERM asks it to stop instead of ending it."""
+        loaded = self.load()
+        configure_logging(loaded.settings.log_level, process=name, run=loaded.settings.run)
+
+        async def opened() -> T:
+            async with Process.open(name, services, loaded, self.make_sender) as process:
+                if not own_signals:
+                    return await main(process)
+                with signals(process.stopping):
+                    return await main(process)
+
+        return run_async(opened())
+
+    def show(self, result: object, *, as_json: bool) -> None:
+        show(result, as_json=as_json)
+
+
+def run_async(work: Awaitable[T]) -> T:
+    """Run a command's work on a loop of its own."""
+
+    async def awaited() -> T:
+        return await work
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(awaited())
+
+
+def show(result: object, *, as_json: bool) -> None:
+    """Print a result: JSON, a table for a list, ``name value`` lines for one thing."""
+    if as_json:
+        sys.stdout.write(json.dumps(_plain(result), default=_text) + "\n")
+        return
+    if isinstance(result, Sequence) and not isinstance(result, str):
+        _table([_plain(row) for row in result])
+        return
+    for name, value in dict(_plain(result)).items():
+        OUT.print(f"{name}  {_text(value)}", highlight=False, markup=False)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> None:
+    if not rows:
+        OUT.print("none")
+        return
+    table = Table(*rows[0], box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    OUT.print(table)
+
+
+def _plain(value: object) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(one) for one in value]
+    return value
+
+
+def _text(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case datetime():
+            return value.isoformat(timespec="seconds")
+        case StrEnum():
+            return value.value
+        case _:
+            return str(value)
+
+
+def finish(app: typer.Typer, terminal: Terminal, arguments: Sequence[str] | None = None) -> int:
+    """Run one command line to its end and return its exit status."""
+    try:
+        code = app(args=arguments, obj=terminal, standalone_mode=False)
+    except ServiceError as error:
+        tell(error)
+        return error.code.exit or USAGE_EXIT
+    except click.exceptions.Abort:
+        return INTERRUPTED_EXIT
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED_EXIT
+    return code if isinstance(code, int) else 0
+
+
+def tell(error: ServiceError) -> None:
+    """One failure: its code and instance, and what to do."""
+    line = f"rowclaim: {error.code.name}" + (f": {error.detail}" if error.detail else "")
+    ERR.print(line, markup=False)
+    ERR.print(f"  {error.code.sentence}", markup=False)

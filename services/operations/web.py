@@ -1,0 +1,186 @@
+"""The HTTP side of a process: the slices' routes in one app, health, metrics, and errors as problem documents.
+
+GET /health/live    the loop turns, and a consuming process consumes
+GET /health/ready   the database answers and events can still be stored; 503 names what is not so
+GET /metrics        Prometheus text
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CONTENT_TYPE_LATEST, Counter, Histogram, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.kernel.errors import Invariant, Retryable, ServiceError, Stop
+from services.kernel.telemetry import Trace, unit_of_work
+
+log = structlog.get_logger()
+
+REQUESTS: Final = Counter("rowclaim_http_requests", "Requests answered.", ["route", "method", "status"])
+SECONDS: Final = Histogram("rowclaim_http_request_seconds", "How long requests took.", ["route", "method"])
+
+CHECK_S: Final = 2.0
+DRAIN_S: Final = 5
+# A sender that was told "not now" should not come back at once.
+RETRY_AFTER_S: Final = 5
+
+Checks = Mapping[str, Callable[[], Awaitable[str | None]]]
+"""Readiness, by name: None when it is as it should be, else what is not."""
+Alive = Callable[[], Awaitable[bool]]
+OnInvariant = Callable[[Invariant], Awaitable[None]]
+
+
+def make_app(
+    routes: Sequence[BaseRoute], checks: Checks, on_invariant: OnInvariant, alive: Alive | None = None
+) -> ASGIApp:
+    """One app of all routes, with health, metrics and problem documents."""
+    app = FastAPI(title="rowclaim", openapi_url=None, docs_url=None, redoc_url=None)
+    app.router.routes.extend([*health_routes(checks, alive), *routes])
+
+    async def service_error(_: Request, error: Any) -> Response:
+        if isinstance(error, Invariant):
+            log.critical("http.invariant", exc_info=error)
+            await on_invariant(error)
+        return problem_of(error)
+
+    async def http_error(_: Request, error: Any) -> Response:
+        return problem(error.status_code, "http", str(error.detail), headers=error.headers)
+
+    async def invalid(_: Request, error: Any) -> Response:
+        places = ", ".join(".".join(str(part) for part in fault["loc"]) for fault in error.errors())
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "request_invalid", "The request is not as described.", places)
+
+    app.add_exception_handler(ServiceError, service_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, invalid)
+    return Observed(app)
+
+
+def health_routes(checks: Checks, alive: Alive | None) -> list[BaseRoute]:
+    async def live(_: Request) -> Response:
+        lives = alive is None or await alive()
+        return JSONResponse({"live": lives}, HTTPStatus.OK if lives else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def ready(_: Request) -> Response:
+        found = {name: await _checked(check) for name, check in checks.items()}
+        status = HTTPStatus.OK if not any(found.values()) else HTTPStatus.SERVICE_UNAVAILABLE
+        return JSONResponse(
+            {"ready": status == HTTPStatus.OK, "checks": {n: f or "ok" for n, f in found.items()}}, status
+        )
+
+    async def metrics(_: Request) -> Response:
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    return [Route("/health/live", live), Route("/health/ready", ready), Route("/metrics", metrics)]
+
+
+async def _checked(check: Callable[[], Awaitable[str | None]]) -> str | None:
+    try:
+        async with asyncio.timeout(CHECK_S):
+            return await check()
+    except (Retryable, TimeoutError) as error:
+        return error.code.name if isinstance(error, Retryable) else "no answer"
+
+
+def problem_of(error: ServiceError) -> Response:
+    """The answer to an error of the list. What broke inside us is for the log, not for the caller."""
+    status = error.code.status or HTTPStatus.INTERNAL_SERVER_ERROR
+    headers = {"retry-after": str(RETRY_AFTER_S)} if isinstance(error, Retryable) else None
+    detail = "" if status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Retryable) else error.detail
+    return problem(status, error.code.name, error.code.sentence, detail, headers=headers)
+
+
+def problem(
+    status: int, code: str, title: str, detail: str = "", *, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A problem document (RFC 9457); ``code`` is the member a program reads."""
+    body = {"type": f"urn:rowclaim:error:{code}", "title": title, "status": int(status), "code": code}
+    if detail:
+        body["detail"] = detail
+    return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+class Observed:
+    """Around the app: the caller's trace or a new one for every line logged, and one count for every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
+        caller = Trace.parse(given.decode("latin-1"))
+        trace = caller.child() if caller is not None else Trace.begin()
+        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
+
+        async def observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"traceparent", trace.header.encode())]
+            await send(message)
+
+        began = asyncio.get_running_loop().time()
+        try:
+            with unit_of_work(trace=trace):
+                await self._app(scope, receive, observed)
+        finally:
+            # The pattern, not the path: a path holds ids.
+            route = getattr(scope.get("route"), "path", "none")
+            REQUESTS.labels(route, scope["method"], status).inc()
+            SECONDS.labels(route, scope["method"]).observe(asyncio.get_running_loop().time() - began)
+
+
+class _Server(uvicorn.Server):
+    """Signals are the process's: uvicorn would raise a captured one a second time after it has stopped."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Our own listening socket, before anything runs. Raises Stop("port_taken")."""
+    try:
+        return socket.create_server((host, port), backlog=2048, reuse_port=False)
+    except OSError as error:
+        raise Stop("port_taken", f"{host}:{port}: {error.strerror}") from error
+
+
+async def serve_http(app: ASGIApp, listener: socket.socket, stopping: asyncio.Event) -> None:
+    """Answer on ``listener`` until ``stopping`` is set; requests in hand are then answered, within five seconds."""
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http="httptools",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=DRAIN_S,
+    )
+    server = _Server(config)
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    told = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({serving, told}, return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await serving
+    finally:
+        told.cancel()
+        listener.close()
