@@ -31,7 +31,7 @@ class Act(StrEnum):
     """Close the connection without a byte."""
     HANG = "hang"
     """Say nothing until the caller leaves or the fault is cleared."""
-    PASS = "pass"
+    LATE = "late"
     """Answer the truth; only ``delay_ms`` is the trouble."""
 
 
@@ -202,7 +202,7 @@ async def trouble(armed: Armed, truth: Answer | None, call: Call, clock: Sandbox
             return Dropped()
         case Act.CUT:
             return Cut(truth or armed.fault.reply.over(None, clock))
-        case Act.PASS:
+        case Act.LATE:
             return truth or armed.fault.reply.over(None, clock)
         case _:
             assert_never(armed.fault.act)
@@ -210,4 +210,4 @@ async def trouble(armed: Armed, truth: Answer | None, call: Call, clock: Sandbox
 
 def performs(fault: Fault) -> bool:
     """Whether the vendor's effect happens under this fault."""
-    return fault.at is Moment.AFTER or fault.act in (Act.PASS, Act.CUT)
+    return fault.at is Moment.AFTER or fault.act in (Act.LATE, Act.CUT)

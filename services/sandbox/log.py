@@ -153,6 +153,11 @@ class RequestLog:
         """The oldest entry still kept; 1 until more than ENTRIES_MAX requests arrived."""
         return self._entries[0].seq if self._entries else 1
 
+    @property
+    def last_seq(self) -> int:
+        """How many requests arrived so far."""
+        return self._entries[-1].seq if self._entries else 0
+
     def entries(
         self,
         vendor: Vendor | None = None,

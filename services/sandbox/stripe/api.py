@@ -74,11 +74,10 @@ class StripeApi:
         await call.pause(armed.fault.delay_ms / 1000)
         truth = self._execute(call, request_id, version, slot) if performs(armed.fault) else None
         outcome = await trouble(armed, truth, call, self.clock)
-        reply = armed.fault.reply
-        if slot is not None and armed.fault.act is Act.ANSWER and isinstance(outcome, Answer):
-            # Stripe would repeat what it said, not what it did: a 500 after the commit hides the object for 24 hours.
-            if reply.saved and outcome.status not in UNSAVED_STATUSES:
-                slot.save(outcome, request_id)
+        said = outcome if armed.fault.act is Act.ANSWER and isinstance(outcome, Answer) else None
+        if slot is not None and said and armed.fault.reply.saved and said.status not in UNSAVED_STATUSES:
+            # Stripe repeats what it said, not what it did: a 500 after the commit hides the object for 24 hours.
+            slot.save(said, request_id)
         return outcome
 
     def _execute(self, call: Call, request_id: str, version: str, slot: Slot | None) -> Answer:
