@@ -281,6 +281,6 @@ async def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Pat
 
 async def test_an_initdb_that_fails_is_said_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "SUPERUSER", "pg_reserved")
-    with pytest.raises(StartFailed, match=r"initdb ended with code 1\n(.|\n)*pg_"):
+    with pytest.raises(StartFailed, match=r"initdb failed\n(.|\n)*pg_"):
         await Postgres(tmp_path / "data", log_path=tmp_path / "log").start()
     assert not (tmp_path / "data").exists()
