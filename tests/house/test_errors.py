@@ -56,7 +56,7 @@ def unshown(root: Path, codes: Collection[str]) -> list[str]:
 
 def test_every_code_says_how_it_ends_and_what_to_do() -> None:
     for code in CODES.values():
-        assert re.fullmatch(r"[a-z]+(_[a-z]+)+", code.name), code.name
+        assert re.fullmatch(r"[a-z]+(_[a-z0-9]+)+", code.name), code.name
         assert code.status is not None or code.exit is not None, code.name
         assert code.status is None or 400 <= code.status < 600, code.name
         assert code.exit is None or 1 <= code.exit <= 125, code.name
