@@ -13,12 +13,24 @@ where c.relkind in ('r', 'p', 'v', 'm') and n.nspname not in ('pg_catalog', 'inf
 TRIGGERED = """
 select distinct t.tgrelid::regclass::text from pg_trigger t join pg_proc p on p.oid = t.tgfoid
 where p.proname = $1 and not t.tgisinternal"""
+WRITABLE = """
+select attname from pg_attribute where attrelid = $1::text::regclass and attnum > 0 and attidentity = ''"""
+WITH_OWNERS_RIGHTS = """
+select p.oid::regprocedure::text, p.proconfig, has_function_privilege('public', p.oid, 'execute') as for_all
+from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+where p.prosecdef and n.nspname in ('public', 'law')"""
 BOUNDS = {
     "timezone": "UTC",
     "lock_timeout": "2s",
     "statement_timeout": "5s",
     "idle_in_transaction_session_timeout": "10s",
 }
+
+
+HISTORY_ROWS = {
+    "admin_actions": "insert into admin_actions (actor, verb, target, reason) values ('ann', 'force', 'row 1', 'why')",
+}
+"""One row for each append-only table: a trigger for each row says nothing about an empty table."""
 
 
 async def triggered(owner: Connection, function: str) -> list[str]:
@@ -85,26 +97,14 @@ async def test_history_is_refused_a_change_by_grant_and_by_trigger(owner: Connec
     for table in await triggered(owner, "guard_history"):
         for privilege in ("UPDATE", "DELETE", "TRUNCATE"):
             assert await holders(owner, table, privilege) == set(), (table, privilege)
-        columns = [
-            row[0]
-            for row in await owner.fetch(
-                "select attname from pg_attribute where attrelid = $1::text::regclass and attnum > 0 and attidentity = ''",
-                table,
-            )
-        ]
+        (column, *_) = [row[0] for row in await owner.fetch(WRITABLE, table)]
         await owner.execute("set session_replication_role = replica")
         await owner.execute(HISTORY_ROWS[table])
         await owner.execute("reset session_replication_role")
-        for change in (f"update {table} set {columns[0]} = {columns[0]}", f"delete from {table}", f"truncate {table}"):
+        for change in (f"update {table} set {column} = {column}", f"delete from {table}", f"truncate {table}"):
             with pytest.raises(asyncpg.PostgresError) as refused:
                 await owner.execute(change)
             assert refused.value.sqlstate == "RC003", change
-
-
-HISTORY_ROWS = {
-    "admin_actions": "insert into admin_actions (actor, verb, target, reason) values ('ann', 'force', 'purchase 1', 'x')",
-}
-"""One row for each append-only table: a trigger for each row says nothing about an empty table."""
 
 
 async def test_the_law_itself_is_read_only(owner: Connection) -> None:
@@ -130,10 +130,7 @@ async def test_a_slices_tables_are_its_own(owner: Connection) -> None:
 
 
 async def test_a_function_with_its_owners_rights_has_its_own_search_path(owner: Connection) -> None:
-    rows = await owner.fetch(
-        "select p.oid::regprocedure::text, p.proconfig, has_function_privilege('public', p.oid, 'execute') as for_all "
-        "from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.prosecdef and n.nspname in ('public', 'law')"
-    )
+    rows = await owner.fetch(WITH_OWNERS_RIGHTS)
     assert rows
     for name, config, for_all in rows:
         assert any(setting.startswith("search_path=pg_catalog") for setting in config or ()), name

@@ -1,4 +1,4 @@
-"""Every statement is understood by the migrated schema, as the role that runs it, and returns what its reader expects."""
+"""Every statement is understood by the migrated schema, allowed to its role, and returns what its reader expects."""
 
 import ast
 import inspect
@@ -65,7 +65,7 @@ async def clients(database_url: DatabaseUrl) -> typing.AsyncIterator[dict[str, C
         await connection.close()
 
 
-# ------------------------------------------------------------------------------------------------------ understood, allowed
+# ------------------------------------------------------------------------------------------------- understood, allowed
 async def test_every_statement_is_prepared_and_permitted_as_its_role(clients: dict[str, Connection]) -> None:
     """An EXPLAIN checks privileges; a PREPARE alone does not."""
     refused = []
@@ -87,13 +87,13 @@ async def test_a_statement_for_some_is_refused_to_the_others(clients: dict[str, 
                 await clients[role].execute(f"explain (generic_plan) {statement.text}")
 
 
-# ----------------------------------------------------------------------------------------------------------------- shapes
+# -------------------------------------------------------------------------------------------------------------- shapes
 def uses(statement: Statement) -> Iterator[tuple[str, ast.Call]]:
-    """Calls of the four verbs with this constant, by verb, in the module that defines it."""
+    """Calls that run this constant, by verb, in the module that defines it; the driver's own verb is the pool's."""
     for node in ast.walk(statement.module.tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             verb = node.func.attr
-            place = {"row": 1, "rows": 1, "value": 0, "execute": 0}.get(verb)
+            place = {"row": 1, "rows": 1, "value": 0, "execute": 0, "fetchval": 0}.get(verb)
             if place is not None and len(node.args) > place:
                 named = node.args[place]
                 if isinstance(named, ast.Name) and named.id == statement.name:
@@ -137,7 +137,7 @@ async def test_columns_are_those_of_the_class_that_reads_them(clients: dict[str,
             if verb in ("row", "rows"):
                 assert isinstance(call.args[0], ast.Name), f"{statement.place}: a row class is named where it is read"
                 found = mismatch(attributes, getattr(module, call.args[0].id))
-            elif verb == "value":
+            elif verb in ("value", "fetchval"):
                 found = None if len(attributes) == 1 else f"{len(attributes)} columns read as one value"
             else:
                 found = f"{len(attributes)} columns that nobody reads" if attributes else None
@@ -163,7 +163,7 @@ def test_every_statement_is_run_where_it_is_written() -> None:
     assert [statement.place for statement in STATEMENTS if not list(uses(statement))] == []
 
 
-# ---------------------------------------------------------------------------------------------------------------- borders
+# ------------------------------------------------------------------------------------------------------------- borders
 def named_tables(statement: Statement) -> set[str]:
     """Tables and views a statement names, CTEs left aside; with its schema unless it is public."""
     names: set[str] = set()
