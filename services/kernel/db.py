@@ -41,12 +41,15 @@ UNREACHABLE: tuple[type[BaseException], ...] = (
     asyncpg.InternalClientError,
 )
 
-# The server ended a wait or chose a victim: nothing was written, and the same statement may go through next time.
-TRY_AGAIN: tuple[type[BaseException], ...] = (
-    asyncpg.QueryCanceledError,
+# What a server says that is there and cannot do it now: a lock not granted in time, a deadlock, a statement's time
+# over, a full disk, a standby that was just promoted elsewhere. Nothing was written.
+BUSY: tuple[type[BaseException], ...] = (
     asyncpg.LockNotAvailableError,
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
+    asyncpg.QueryCanceledError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,
 )
 
 _open_transaction: ContextVar[bool] = ContextVar("open_transaction", default=False)
@@ -62,7 +65,8 @@ class Tx(Protocol):
 
     ``row`` and ``rows`` build ``shape`` (a frozen dataclass whose fields are the statement's columns, in order);
     ``execute`` returns how many rows the statement changed. All raise ``Retryable("database_unavailable")`` when the
-    server is lost, ``Invariant("edge_refused" | "fence_refused")`` when the guard refuses a write.
+    server is lost, ``Retryable("database_busy")`` when it cannot do it now (a lock, a deadlock, a full disk), and
+    ``Invariant("edge_refused" | "fence_refused")`` when the guard refuses a write.
     """
 
     async def row(self, shape: type[R], query: LiteralString, *args: object) -> R | None: ...
@@ -114,8 +118,10 @@ def translated(error: BaseException) -> ServiceError | None:
         return Invariant("edge_refused", str(error))
     if isinstance(error, asyncpg.PostgresError) and error.sqlstate == "RC002":
         return Invariant("fence_refused", str(error))
-    if isinstance(error, UNREACHABLE + TRY_AGAIN):
+    if isinstance(error, UNREACHABLE):
         return Retryable("database_unavailable", type(error).__name__)
+    if isinstance(error, BUSY):
+        return Retryable("database_busy", type(error).__name__)
     return None
 
 
