@@ -27,12 +27,12 @@ def lawful_modules() -> Iterator[ModuleType]:
 
 
 def machines() -> dict[str, tuple[Machine, ModuleType]]:
-    """Every machine of the code by table, with the module that defines it."""
+    """Every machine of the code by table, with the module that defines its states."""
     found: dict[str, tuple[Machine, ModuleType]] = {}
     for module in lawful_modules():
         for value in vars(module).values():
             if isinstance(value, Machine):
-                known, _ = found.setdefault(value.table, (value, module))
+                known, _ = found.setdefault(value.table, (value, import_module(value.states.__module__)))
                 assert known is value, f"two machines for {value.table}"
     return found
 

@@ -147,7 +147,8 @@ async def test_columns_are_those_of_the_class_that_reads_them(clients: dict[str,
 
 
 async def test_a_wrong_shape_is_seen(owner: Connection) -> None:
-    from services.kernel.transition import EDGES, EdgeRow
+    from services.kernel.service import EDGES
+    from services.kernel.transition import EdgeRow
 
     async def against(query: str) -> str | None:
         return mismatch((await owner.prepare(query)).get_attributes(), EdgeRow)
@@ -194,8 +195,7 @@ def test_a_slice_names_its_own_tables_and_the_kernels() -> None:
 
 
 def test_a_trespass_is_seen() -> None:
-    first = STATEMENTS[0]
-    assert first.module.name.startswith("services.kernel.")
+    kernel = next(s.module for s in STATEMENTS if s.module.name.startswith("services.kernel."))
     for text, found in {
         "select id from purchases": {"purchases"},
         "with purchases as (select 1 as id) select id from purchases": set(),
@@ -204,4 +204,4 @@ def test_a_trespass_is_seen() -> None:
         "select id from desk.fulfillment_attention": set(),
         "insert into job_runs (job) select stripe_session_id from purchases": {"purchases"},
     }.items():
-        assert trespasses(Statement(first.module, 1, "PLANTED", text)) == found, text
+        assert trespasses(Statement(kernel, 1, "PLANTED", text)) == found, text
