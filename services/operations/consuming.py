@@ -8,15 +8,25 @@ from typing import Annotated, Final
 
 import structlog
 import typer
+from faststream.kafka import KafkaBroker
 
 from services.kernel import inbox
 from services.kernel.db import Database
 from services.kernel.deliveries import reap_deliveries
-from services.operations.process import Process, Task, run_tasks
+from services.kernel.jobs import Job, daily, run_job
 from services.kernel.service import Consumption, Service
 from services.kernel.sweep import Sweep, run_sweep
-from services.kernel.triggers import DeadLetters, Liveness, Publisher, make_broker, run_subscribers, subscribe
+from services.kernel.triggers import (
+    DeadLetters,
+    Liveness,
+    Publisher,
+    make_broker,
+    run_subscribers,
+    subscribe,
+)
+from services.kernel.triggers import consuming as consuming_now
 from services.operations import web
+from services.operations.process import Process, Task, run_tasks
 from services.operations.serving import page_invariant, readiness
 from services.operations.terminal import Terminal
 
@@ -59,13 +69,12 @@ def consume(
             for one in consuming
             for worker in one.consumption.workers
         }
-        alive = subscribed(process, consuming, tasks)
+        tasks |= await job_tasks(process, consuming)
+        broker = subscribed(process, consuming)
+        if broker.subscribers:
+            tasks["subscribers"] = partial(run_subscribers, broker)
         if process.settings.health_port is not None:
-            listener = web.bind(process.settings.http_host, process.settings.health_port)
-            app = web.make_app(
-                [], await readiness(process, services), lambda error: page_invariant(process, error), alive
-            )
-            tasks["health"] = lambda stopping: web.serve_http(app, listener, stopping)
+            tasks["health"] = await health(process, services, broker)
         log.info("process.consuming", slices=[service.name for service in services])
         await run_tasks(process, tasks)
         log.info("process.stopped")
@@ -153,8 +162,21 @@ def delivery_sweeps(database: Database, consuming: Sequence[Consuming]) -> list[
     ]
 
 
-def subscribed(process: Process, consuming: Iterable[Consuming], tasks: dict[str, Task]) -> web.Alive | None:
-    """Let every slice be rung by its topics: adds the subscribers' task, returns how they are found alive."""
+async def job_tasks(process: Process, consuming: Sequence[Consuming]) -> dict[str, Task]:
+    """The slices' jobs under their roles, and the one that keeps weeks ready for events."""
+    databases = {one.service.name: await process.database(one.service.role) for one in consuming}
+    own = next(iter(databases.values()))
+
+    async def make_weeks(_period: str) -> Mapping[str, int]:
+        return {"made": await inbox.make_partitions(own)}
+
+    jobs = [(Job(name="event_weeks", schedule=daily(hour=3), run=make_weeks), own)]
+    jobs += [(job, databases[one.service.name]) for one in consuming for job in one.consumption.jobs]
+    return {f"job:{job.name}": partial(run_job, job, database) for job, database in jobs}
+
+
+def subscribed(process: Process, consuming: Iterable[Consuming]) -> KafkaBroker:
+    """Every slice is rung by its topics; none is joined yet."""
     broker = make_broker(process.kafka)
     publisher = Publisher(process.kafka)
     dead_letters = DeadLetters(publisher)
@@ -164,7 +186,17 @@ def subscribed(process: Process, consuming: Iterable[Consuming], tasks: dict[str
             subscribe(
                 broker, process.kafka, topic=topic, group=one.service.name, ring=one.ring, dead_letters=dead_letters
             )
-    if not broker.subscribers:
-        return None
-    tasks["subscribers"] = partial(run_subscribers, broker)
-    return Liveness(broker).alive
+    return broker
+
+
+async def health(process: Process, services: Sequence[Service], broker: KafkaBroker) -> Task:
+    """/health and /metrics of a consuming process: alive while it consumes, ready once every group is joined."""
+
+    async def joined() -> str | None:
+        return None if consuming_now(broker) else "not joined"
+
+    listener = web.bind(process.settings.http_host, process.settings.health_port or 0)
+    checks = {**await readiness(process, services), "subscribers": joined}
+    alive = Liveness(broker).alive if broker.subscribers else None
+    app = web.make_app([], checks, lambda error: page_invariant(process, error), alive)
+    return lambda stopping: web.serve_http(app, listener, stopping)

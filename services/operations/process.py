@@ -16,11 +16,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
+import asyncpg
 import structlog
 
-from services.kernel.db import Database
-from services.kernel.errors import Invariant, Retryable, ServiceError
+from services.kernel.db import POOL_SIZE_MAX, Database
+from services.kernel.deliveries import DELIVERIES
+from services.kernel.errors import Invariant, Retryable, ServiceError, Stop
 from services.kernel.gate import Gates
+from services.kernel.jobs import JOB_RUNS
 from services.kernel.pager import Pager, PageSender, Severity
 from services.kernel.service import Service
 from services.kernel.settings import Settings, SliceSettings, hold_relations, load_settings, refuse_unknown
@@ -30,6 +33,7 @@ from services.kernel.triggers import Doorbell, Kafka, Publisher
 log = structlog.get_logger()
 
 SECOND_SIGNAL_EXIT: Final = 130
+KERNEL_MACHINES: Final = (DELIVERIES, JOB_RUNS)
 SliceSettingsT = TypeVar("SliceSettingsT", bound=SliceSettings)
 MakeSender = Callable[["Process"], Awaitable[PageSender]]
 """How a process gets its page sender; wired where vendors are known."""
@@ -51,6 +55,14 @@ def load_all(services: Iterable[Service], environ: Mapping[str, str] = os.enviro
     own = {kind: load_settings(kind, environ) for kind in kinds}
     hold_relations(settings, own.values())
     return Loaded(settings, own)
+
+
+async def open_database(url: str, *, application: str, size_max: int = POOL_SIZE_MAX) -> Database:
+    """A pool, or Retryable("database_unavailable") for no server, Stop("database_refused") for one that says no."""
+    try:
+        return await Database.connect(url, application=application, size_max=size_max)
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+        raise Stop("database_refused", str(error)) from error
 
 
 class Process:
@@ -83,7 +95,7 @@ class Process:
         async with self._opening:
             if role not in self._databases:
                 url = self.settings.database_url_as(role)
-                self._databases[role] = await Database.connect(url, application=f"rowclaim-{self.name}")
+                self._databases[role] = await open_database(url, application=f"rowclaim-{self.name}")
             return self._databases[role]
 
     async def gates(self, role: str, *, pace_s: dict[str, float]) -> Gates:
@@ -108,7 +120,7 @@ class Process:
                 database = await process.database(service.role)
                 if not hasattr(process, "pager"):
                     process.pager = Pager(database, await make_sender(process))
-                for machine in service.machines:
+                for machine in (*KERNEL_MACHINES, *service.machines):
                     await verify_machine(database, machine)
             yield process
         finally:

@@ -6,10 +6,12 @@ code and what to do, and the exit status of the list; a traceback is shown for w
 
 import asyncio
 import dataclasses
+import getpass
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -20,10 +22,11 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from services.kernel.db import Database
 from services.kernel.errors import ServiceError, Stop
-from services.operations.process import Loaded, MakeSender, Process, load_all, signals
 from services.kernel.service import Runtime, Service
 from services.kernel.telemetry import configure_logging
+from services.operations.process import Loaded, MakeSender, Process, load_all, open_database, signals
 
 T = TypeVar("T")
 
@@ -41,6 +44,11 @@ class Terminal:
     make_sender: MakeSender
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
+    @property
+    def actor(self) -> str:
+        """Who is at the keyboard, for the record of what was done by hand."""
+        return getpass.getuser()
+
     def chosen(self, name: str | None) -> tuple[Service, ...]:
         """All cards, or the one named. Raises Stop("slice_unknown")."""
         chosen = tuple(service for service in self.services if name in (None, service.name))
@@ -51,6 +59,15 @@ class Terminal:
     def load(self) -> Loaded:
         """The settings of this environment, every slice's included: a name of an idle slice is known all the same."""
         return load_all(self.services, self.environ)
+
+    @asynccontextmanager
+    async def connected(self, url: str) -> AsyncIterator[Database]:
+        """A short-lived pool for one command. Raises what ``open_database`` raises."""
+        database = await open_database(url, application="rowclaim", size_max=2)
+        try:
+            yield database
+        finally:
+            await database.close()
 
     def run(self, service: Service, work: Callable[[Runtime], Awaitable[T]]) -> T:
         """Open a process for one slice, do the work on its loop, close it."""
