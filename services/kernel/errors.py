@@ -131,7 +131,7 @@ CODES: Final[dict[str, Code]] = {
         ),
         Code(
             "event_weeks_few",
-            "Event bodies can be stored for less than two more weeks; run `rowclaim migrate`, and keep consumers running.",
+            "Events can be stored for less than two more weeks; run `rowclaim migrate`, and keep a consumer running.",
             exit=78,
         ),
         Code(
@@ -167,7 +167,7 @@ CODES: Final[dict[str, Code]] = {
         ),
         Code(
             "transaction_old",
-            "A session holds a transaction open, so no dead row is cleared; end it: `select pg_terminate_backend(PID)`.",
+            "A session holds a transaction open, and dead rows pile up; end it with `select pg_terminate_backend(PID)`.",
             exit=1,
         ),
         # The embedded servers

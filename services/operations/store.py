@@ -45,7 +45,8 @@ select w.name, r.oid is not null as exists, coalesce(r.rolcanlogin, false) as ca
 from unnest($1::text[], $2::boolean[]) as w (name, wants_service)
 left join pg_roles r on r.rolname = w.name
 left join pg_roles g on g.rolname = 'rowclaim_service'
-where r.oid is null or not r.rolcanlogin or (w.wants_service and not coalesce(pg_has_role(r.oid, g.oid, 'member'), false))
+where r.oid is null or not r.rolcanlogin
+   or (w.wants_service and not coalesce(pg_has_role(r.oid, g.oid, 'member'), false))
 order by w.name"""
 
 
