@@ -13,7 +13,7 @@ from faststream.kafka import KafkaBroker
 from services.kernel import inbox
 from services.kernel.db import Database
 from services.kernel.deliveries import reap_deliveries
-from services.kernel.jobs import Job, daily, run_job
+from services.kernel.jobs import run_job
 from services.kernel.service import Consumption, Service
 from services.kernel.sweep import Sweep, run_sweep
 from services.kernel.triggers import (
@@ -58,7 +58,7 @@ def consume(
 ) -> None:
     """Do the work: claim rows, call vendors, write outcomes; sweeps and jobs beside it."""
     terminal: Terminal = context.obj
-    services = consumers(terminal, slice_name)
+    services = terminal.chosen(slice_name, lambda service: service.consume)
 
     async def main(process: Process) -> None:
         consuming = await begin(process, services)
@@ -90,7 +90,7 @@ def sweep(
 ) -> None:
     """Find what no trigger told: missing deliveries, leases whose holder died, pages nobody was told of."""
     terminal: Terminal = context.obj
-    services = consumers(terminal, slice_name)
+    services = terminal.chosen(slice_name, lambda service: service.consume)
 
     async def main(process: Process) -> Mapping[str, Mapping[str, int]]:
         sweeps = await sweeps_of(process, await begin(process, services))
@@ -101,10 +101,6 @@ def sweep(
 
     counts = terminal.run_process("sweep", services, main, own_signals=True)
     terminal.show(counts, as_json=as_json)
-
-
-def consumers(terminal: Terminal, name: str | None) -> list[Service]:
-    return [service for service in terminal.chosen(name) if service.consume is not None]
 
 
 async def begin(process: Process, services: Iterable[Service]) -> list[Consuming]:
@@ -122,9 +118,8 @@ async def begin(process: Process, services: Iterable[Service]) -> list[Consuming
 
 async def sweeps_of(process: Process, consuming: Sequence[Consuming]) -> list[Sweep]:
     """The slices' own sweeps, and those of what all slices share."""
-    shared = delivery_sweeps(await process.database(consuming[0].service.role), consuming) if consuming else []
     return [
-        *shared,
+        *delivery_sweeps(await process.database(process.own_role), consuming),
         Sweep("pages", PAGES_EVERY_S, process.pager.send_unsent),
         *(sweep for one in consuming for sweep in one.consumption.sweeps),
     ]
@@ -163,16 +158,12 @@ def delivery_sweeps(database: Database, consuming: Sequence[Consuming]) -> list[
 
 
 async def job_tasks(process: Process, consuming: Sequence[Consuming]) -> dict[str, Task]:
-    """The slices' jobs under their roles, and the one that keeps weeks ready for events."""
-    databases = {one.service.name: await process.database(one.service.role) for one in consuming}
-    own = next(iter(databases.values()))
-
-    async def make_weeks(_period: str) -> Mapping[str, int]:
-        return {"made": await inbox.make_partitions(own)}
-
-    jobs = [(Job(name="event_weeks", schedule=daily(hour=3), run=make_weeks), own)]
-    jobs += [(job, databases[one.service.name]) for one in consuming for job in one.consumption.jobs]
-    return {f"job:{job.name}": partial(run_job, job, database) for job, database in jobs}
+    """The slices' jobs, under their roles."""
+    return {
+        f"job:{job.name}": partial(run_job, job, await process.database(one.service.role))
+        for one in consuming
+        for job in one.consumption.jobs
+    }
 
 
 def subscribed(process: Process, consuming: Iterable[Consuming]) -> KafkaBroker:

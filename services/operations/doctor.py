@@ -50,11 +50,14 @@ Check = tuple[str, Callable[[], Awaitable[str]]]
 
 
 def doctor(
-    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False
+    context: typer.Context,
+    slice_name: Annotated[str | None, typer.Option("--slice", help="As a machine that runs only this slice.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
 ) -> None:
     """Look at everything that must hold, and say for each fault what to do."""
     terminal: Terminal = context.obj
-    findings, faults = run_async(examine(terminal))
+    services = terminal.chosen(slice_name, lambda service: service.routes or service.consume)
+    findings, faults = run_async(examine(terminal, services))
     if as_json:
         show({"ok": not faults, "findings": findings}, as_json=True)
     else:
@@ -67,7 +70,7 @@ def doctor(
         raise typer.Exit(faults[0].code.exit or REFUSED_EXIT)
 
 
-async def examine(terminal: Terminal) -> tuple[list[Finding], list[ServiceError]]:
+async def examine(terminal: Terminal, services: Sequence[Service]) -> tuple[list[Finding], list[ServiceError]]:
     """All findings in order, and the faults among them."""
     findings: list[Finding] = []
     faults: list[ServiceError] = []
@@ -84,7 +87,7 @@ async def examine(terminal: Terminal) -> tuple[list[Finding], list[ServiceError]
         return len(faults) == before
 
     try:
-        loaded = terminal.load()
+        loaded = terminal.load(services)
     except Stop as error:
         return [Finding("settings", False, error.detail, error.code.name, error.code.sentence)], [error]
     findings.append(Finding("settings", ok=True, seen="all known and valid"))
@@ -92,7 +95,7 @@ async def examine(terminal: Terminal) -> tuple[list[Finding], list[ServiceError]
     try:
         async with terminal.connected(settings.database_url_own) as database:
             if await asked(*server_checks(database, settings)):
-                await asked(*schema_checks(terminal, database, settings))
+                await asked(*schema_checks(terminal, services, database, settings))
     except (Retryable, Stop) as error:
         gone = Stop("database_unreachable", error.detail)
         faults.append(gone)
@@ -100,7 +103,7 @@ async def examine(terminal: Terminal) -> tuple[list[Finding], list[ServiceError]
     whole = not faults
     await asked(*outside_checks(settings))
     if whole:
-        for service in terminal.services:
+        for service in services:
             await asked(
                 *[
                     (f"{service.name}: {error.code.name}", raising(error))
@@ -147,19 +150,21 @@ def server_checks(database: Database, settings: Settings) -> list[Check]:
     return [("server version", version), ("write-ahead log", wal_level), ("migrations", migrations)]
 
 
-def schema_checks(terminal: Terminal, database: Database, settings: Settings) -> list[Check]:
+def schema_checks(
+    terminal: Terminal, services: Sequence[Service], database: Database, settings: Settings
+) -> list[Check]:
     async def roles() -> str:
-        wanted = {service.role: True for service in terminal.services} | dict.fromkeys(SERVICE_ROLES, True)
+        wanted = {service.role: True for service in services} | dict.fromkeys(SERVICE_ROLES, True)
         amiss = await store.list_roles_amiss(database, wanted | dict.fromkeys(OTHER_LOGIN_ROLES, False))
         if amiss:
             raise Stop("role_amiss", "; ".join(remedy(role) for role in amiss))
-        for service in terminal.services:
+        for service in services:
             async with terminal.connected(settings.database_url_as(service.role)):
                 pass
         return f"{len(wanted) + len(OTHER_LOGIN_ROLES)} roles"
 
     async def machines() -> str:
-        known = [*KERNEL_MACHINES, *(machine for service in terminal.services for machine in service.machines)]
+        known = [*KERNEL_MACHINES, *(machine for service in services for machine in service.machines)]
         for machine in known:
             await verify_machine(database, machine)
         return ", ".join(machine.table for machine in known)

@@ -11,7 +11,7 @@ A task that fails takes the process down: the orchestrator starts it anew, and r
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
@@ -47,12 +47,14 @@ class Loaded:
     own: Mapping[type[SliceSettings], SliceSettings]
 
 
-def load_all(services: Iterable[Service], environ: Mapping[str, str] = os.environ) -> Loaded:
-    """The settings of a process that knows ``services``: all valid, no unknown name, all relations held."""
-    kinds = [service.settings for service in services]
-    refuse_unknown([Settings, *kinds], environ)
+def load(known: Iterable[Service], needed: Iterable[Service] = (), environ: Mapping[str, str] = os.environ) -> Loaded:
+    """The settings of a process that runs ``needed``: valid, all relations held, and no name that none of ``known`` has.
+
+    What an idle slice would need is not asked for: a process that migrates holds no vendor's key.
+    """
+    refuse_unknown([Settings, *(service.settings for service in known)], environ)
     settings = load_settings(Settings, environ)
-    own = {kind: load_settings(kind, environ) for kind in kinds}
+    own = {service.settings: load_settings(service.settings, environ) for service in needed}
     hold_relations(settings, own.values())
     return Loaded(settings, own)
 
@@ -66,10 +68,15 @@ async def open_database(url: str, *, application: str, size_max: int = POOL_SIZE
 
 
 class Process:
-    """What a process lends its slices (``kernel.service.Runtime``)."""
+    """What a process lends its slices (``kernel.service.Runtime``).
 
-    def __init__(self, name: str, loaded: Loaded) -> None:
+    What belongs to no slice (pages, missing deliveries, the process's jobs) is written under ``own_role``, the role of
+    its first slice: a process of one slice needs one password.
+    """
+
+    def __init__(self, name: str, services: Sequence[Service], loaded: Loaded) -> None:
         self.name = name
+        self.own_role = services[0].role
         self.settings = loaded.settings
         self.stopping = asyncio.Event()
         self.kafka = Kafka(
@@ -107,19 +114,17 @@ class Process:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, name: str, services: Iterable[Service], loaded: Loaded, make_sender: MakeSender
+        cls, name: str, services: Sequence[Service], loaded: Loaded, make_sender: MakeSender
     ) -> AsyncIterator["Process"]:
-        """Open what every process needs and verify that the database knows the edges of ``services``.
+        """Open what every process needs and verify that the database knows the edges of ``services`` (one at least).
 
-        The pager's rows are written under the role of the first service, so that a process of one slice needs one
-        password. Raises Retryable("database_unavailable"), Stop("machine_unknown").
+        Raises Retryable("database_unavailable"), Stop("database_refused" | "machine_unknown").
         """
-        process = cls(name, loaded)
+        process = cls(name, services, loaded)
         try:
+            process.pager = Pager(await process.database(process.own_role), await make_sender(process))
             for service in services:
                 database = await process.database(service.role)
-                if not hasattr(process, "pager"):
-                    process.pager = Pager(database, await make_sender(process))
                 for machine in (*KERNEL_MACHINES, *service.machines):
                     await verify_machine(database, machine)
             yield process

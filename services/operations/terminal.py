@@ -10,7 +10,7 @@ import getpass
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,7 +26,7 @@ from services.kernel.db import Database
 from services.kernel.errors import ServiceError, Stop
 from services.kernel.service import Runtime, Service
 from services.kernel.telemetry import configure_logging
-from services.operations.process import Loaded, MakeSender, Process, load_all, open_database, signals
+from services.operations.process import Loaded, MakeSender, Process, load, open_database, signals
 
 T = TypeVar("T")
 
@@ -49,16 +49,17 @@ class Terminal:
         """Who is at the keyboard, for the record of what was done by hand."""
         return getpass.getuser()
 
-    def chosen(self, name: str | None) -> tuple[Service, ...]:
-        """All cards, or the one named. Raises Stop("slice_unknown")."""
-        chosen = tuple(service for service in self.services if name in (None, service.name))
+    def chosen(self, name: str | None, able: Callable[[Service], object]) -> tuple[Service, ...]:
+        """All cards that are ``able``, or the one of them that is named. Raises Stop("slice_unknown")."""
+        known = [service for service in self.services if able(service)]
+        chosen = tuple(service for service in known if name in (None, service.name))
         if not chosen:
-            raise Stop("slice_unknown", f"{name}; known: {', '.join(service.name for service in self.services)}")
+            raise Stop("slice_unknown", f"{name or 'none'}; there are: {', '.join(s.name for s in known) or 'none'}")
         return chosen
 
-    def load(self) -> Loaded:
-        """The settings of this environment, every slice's included: a name of an idle slice is known all the same."""
-        return load_all(self.services, self.environ)
+    def load(self, needed: Sequence[Service] = ()) -> Loaded:
+        """The settings of this environment, and those of the slices a command runs."""
+        return load(self.services, needed, self.environ)
 
     @asynccontextmanager
     async def connected(self, url: str) -> AsyncIterator[Database]:
@@ -80,13 +81,13 @@ class Terminal:
     def run_process(
         self,
         name: str,
-        services: Iterable[Service],
+        services: Sequence[Service],
         main: Callable[[Process], Awaitable[T]],
         *,
         own_signals: bool = False,
     ) -> T:
         """``main`` in a process of ``services``; ``own_signals``: SIGTERM asks it to stop instead of ending it."""
-        loaded = self.load()
+        loaded = self.load(services)
         configure_logging(loaded.settings.log_level, process=name, run=loaded.settings.run)
 
         async def opened() -> T:
