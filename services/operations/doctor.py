@@ -21,7 +21,6 @@ from services.kernel.settings import Settings
 from services.kernel.transition import verify_machine
 from services.operations import store
 from services.operations.migrating import pending_migrations
-from services.operations.probes import probe_mail, probe_objects, probe_topics, probe_valkey
 from services.operations.process import KERNEL_MACHINES, Loaded, Process
 from services.operations.terminal import OUT, REFUSED_EXIT, Terminal, run_async, show, tell
 
@@ -241,6 +240,9 @@ def attention_checks(database: Database) -> list[Check]:
 
 def outside_checks(settings: Settings) -> list[Check]:
     """The servers beside the database. Those without an address are not used, and not asked."""
+    # Imported here: the object store's and Valkey's clients take a second, which no other command should pay.
+    from services.operations.probes import probe_mail, probe_objects, probe_topics, probe_valkey
+
     checks: list[Check] = [
         ("broker", lambda: probe_topics(settings)),
         ("mail", lambda: probe_mail(settings.smtp_url)),

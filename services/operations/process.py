@@ -48,7 +48,7 @@ class Loaded:
 
 
 def load(known: Iterable[Service], needed: Iterable[Service] = (), environ: Mapping[str, str] = os.environ) -> Loaded:
-    """The settings of a process that runs ``needed``: valid, all relations held, and no name that none of ``known`` has.
+    """The settings of a process that runs ``needed``: valid, relations held, no name that nobody of ``known`` has.
 
     What an idle slice would need is not asked for: a process that migrates holds no vendor's key.
     """
