@@ -25,9 +25,8 @@ from services.kernel.errors import Invariant, Retryable, ServiceError, Stop
 from services.kernel.gate import Gates
 from services.kernel.jobs import JOB_RUNS
 from services.kernel.pager import Pager, PageSender, Severity
-from services.kernel.service import Service
+from services.kernel.service import Service, verify_machine
 from services.kernel.settings import Settings, SliceSettings, hold_relations, load_settings, refuse_unknown
-from services.kernel.transition import verify_machine
 from services.kernel.triggers import Doorbell, Kafka, Publisher
 
 log = structlog.get_logger()
