@@ -113,6 +113,11 @@ CODES: Final[dict[str, Code]] = {
             exit=70,
         ),
         Code(
+            "service_ended",
+            "A process that was to stay has ended; the end of its log is shown, the whole log is where `up` said.",
+            exit=70,
+        ),
+        Code(
             "stop_overdue",
             "Work in hand outlasted ROWCLAIM_GRACEFUL_STOP_S and was cut off; its rows show what is left to do.",
             exit=75,
@@ -173,7 +178,7 @@ CODES: Final[dict[str, Code]] = {
         ),
         Code(
             "transaction_old",
-            "A session holds a transaction open, and dead rows pile up; end it with `select pg_terminate_backend(PID)`.",
+            "A session holds a transaction open, so dead rows pile up; end it: `select pg_terminate_backend(PID)`.",
             exit=1,
         ),
         # The embedded servers

@@ -60,10 +60,12 @@ def _address(*schemes: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-class _Environment(BaseSettings):
+class Environment(BaseSettings):
     """Reads nothing by itself: ``load_settings`` says from where."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -77,7 +79,7 @@ class _Environment(BaseSettings):
         return (init_settings,)
 
 
-class Settings(_Environment):
+class Settings(Environment):
     """What every process shares. Durations in the unit of the name's end."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX)
@@ -137,14 +139,14 @@ class Settings(_Environment):
         return self.database_url.get_secret_value()
 
 
-class SliceSettings(_Environment):
+class SliceSettings(Environment):
     """Base of a slice's own settings; a subclass sets ``env_prefix`` to ``ROWCLAIM_<SLICE>_``.
 
     A field ``attempt_bound_s`` is held to the graceful stop: an attempt must end before its process is given up.
     """
 
 
-SettingsT = TypeVar("SettingsT", bound=_Environment)
+SettingsT = TypeVar("SettingsT", bound=Environment)
 
 
 def _with_user(url: SecretStr, user: str, password: SecretStr | None) -> str:
@@ -154,7 +156,7 @@ def _with_user(url: SecretStr, user: str, password: SecretStr | None) -> str:
     return split._replace(netloc=f"{who}@{split.netloc.rpartition('@')[2]}").geturl()
 
 
-def variables(kind: type[_Environment]) -> dict[str, str]:
+def variables(kind: type[Environment]) -> dict[str, str]:
     """Every environment variable of a settings class, and the field it fills; ``NAME_FILE`` only for secrets."""
     prefix = kind.model_config.get("env_prefix", "")
     named: dict[str, str] = {}
@@ -202,7 +204,7 @@ def _read(variable: str, path: str) -> str:
         raise Stop("setting_invalid", f"{variable}: cannot be read ({type(error).__name__})") from None
 
 
-def refuse_unknown(kinds: Iterable[type[_Environment]], environ: Mapping[str, str] = os.environ) -> None:
+def refuse_unknown(kinds: Iterable[type[Environment]], environ: Mapping[str, str] = os.environ) -> None:
     """Raise Stop("setting_unknown") for ``ROWCLAIM_`` names that no class has, each with the nearest known name."""
     known = {variable for kind in kinds for variable in variables(kind)}
     faults: list[str] = []

@@ -8,6 +8,7 @@ from services.operations.gates import gate, pages
 from services.operations.migrating import migrate, topics
 from services.operations.serving import serve
 from services.operations.terminal import Terminal
+from services.operations.up import up
 
 
 def make_app(terminal: Terminal) -> typer.Typer:
@@ -19,7 +20,7 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (migrate, topics, doctor, serve, consume, sweep):
+    for command in (up, migrate, topics, doctor, serve, consume, sweep):
         app.command()(command)
     app.add_typer(gate, name="gate")
     app.add_typer(pages, name="pages")

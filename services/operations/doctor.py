@@ -18,7 +18,6 @@ from services.kernel.gate import list_gates
 from services.kernel.inbox import weeks_ahead
 from services.kernel.service import Service, verify_machine
 from services.kernel.settings import Settings
-
 from services.operations import store
 from services.operations.migrating import pending_migrations
 from services.operations.process import KERNEL_MACHINES, Loaded, Process

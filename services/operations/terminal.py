@@ -10,8 +10,8 @@ import getpass
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -111,6 +111,16 @@ def run_async(work: Awaitable[T]) -> T:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(awaited())
+
+
+@contextmanager
+def working(what: str) -> Iterator[Callable[[], None]]:
+    """Show that something long goes on, where somebody watches; a pipe sees nothing. Call what is yielded to end it."""
+    if not ERR.is_terminal:
+        yield lambda: None
+        return
+    with ERR.status(what) as status:
+        yield status.stop
 
 
 def show(result: object, *, as_json: bool) -> None:
