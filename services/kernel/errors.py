@@ -88,6 +88,9 @@ CODES: Final[dict[str, Code]] = {
             " ROWCLAIM_DATABASE_PASSWORD, and run `rowclaim migrate` if the roles are not made yet.",
             exit=78,
         ),
+        Code(
+            "reference_stale", "A page of docs/reference is not what the code says; run `rowclaim reference`.", exit=65
+        ),
         Code("gate_not_closed", "The gate is open already; `rowclaim gate list` shows them all.", exit=65),
         Code("page_not_open", "No page of that key is open; `rowclaim pages list` shows those that are.", exit=65),
         Code("slice_unknown", "No slice has that name; the answer lists those there are.", exit=64),

@@ -90,6 +90,7 @@ class Settings(Environment):
     """The login role's password; unset: the one in the URL, if any."""
 
     kafka_bootstrap: str = "127.0.0.1:9092"
+    """``host:port`` of the broker."""
     kafka_idempotent: bool = True
     """Whether the broker numbers what a producer sends; false for the embedded broker, which refuses it."""
     kafka_replication: PositiveInt = 1
@@ -99,25 +100,36 @@ class Settings(Environment):
     kafka_session_timeout_ms: PositiveInt = 10_000
     """A dead consumer's partitions are given away after this; also how long the first join takes on some brokers."""
     kafka_heartbeat_ms: PositiveInt = 3_000
+    """A consumer says this often that it lives; a third of the session timeout at most."""
 
     valkey_url: Annotated[SecretStr, _address("redis", "rediss", "unix")] | None = None
+    """``redis://[:password@]host:port/number``."""
     smtp_url: Annotated[SecretStr, _address("smtp", "smtps")] = SecretStr("smtp://127.0.0.1:1025")
+    """``smtp://[user:password@]host:port``; ``smtps`` for TLS from the first byte."""
     s3_url: Annotated[SecretStr, _address("http", "https")] | None = None
+    """Endpoint of the object store; unset: none is used."""
     s3_access_key: SecretStr | None = None
+    """Name of the key pair."""
     s3_secret_key: SecretStr | None = None
+    """Secret of the key pair."""
     s3_bucket: str = "rowclaim-archive"
+    """A bucket made with Object Lock."""
 
     http_host: str = "127.0.0.1"
+    """The address to listen on."""
     http_port: Port = 8080
+    """Where `rowclaim serve` answers."""
     health_port: Port | None = None
     """Where a consuming process answers /health and /metrics; unset: nowhere."""
     graceful_stop_s: Annotated[float, Field(gt=STOP_MARGIN_S, lt=KILL_DELAY_S)] = 45.0
     """From the first SIGTERM to giving up on the attempt in hand; below the orchestrator's kill delay of 60 s."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Of ``debug``, ``info``, ``warning``, ``error``."""
     pagerduty_routing_key: SecretStr | None = None
     """Unset: pages go to the log alone."""
     pagerduty_url: Annotated[SecretStr, _address("http", "https")] = SecretStr("https://events.pagerduty.com")
+    """Base of the Events API v2."""
     run: str | None = None
     """The name of the run that started this process; every process we start carries it, so that none is left behind."""
 

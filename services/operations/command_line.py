@@ -6,6 +6,7 @@ from services.operations.consuming import consume, sweep
 from services.operations.doctor import doctor
 from services.operations.gates import gate, pages
 from services.operations.migrating import migrate, topics
+from services.operations.reference import reference
 from services.operations.serving import serve
 from services.operations.terminal import Terminal
 from services.operations.up import up
@@ -20,7 +21,7 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (up, migrate, topics, doctor, serve, consume, sweep):
+    for command in (up, migrate, topics, doctor, serve, consume, sweep, reference):
         app.command()(command)
     app.add_typer(gate, name="gate")
     app.add_typer(pages, name="pages")
