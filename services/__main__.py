@@ -8,7 +8,7 @@ import sys
 
 import services
 from services.kernel.pager import LogSender, PageSender
-from services.kernel.process import Process
+from services.operations.process import Process
 from services.kernel.service import Service
 from services.operations.command_line import make_app
 from services.operations.terminal import Terminal, finish

@@ -81,6 +81,34 @@ CODES: Final[dict[str, Code]] = {
             exit=78,
         ),
         Code("setting_invalid", "A setting has a value that cannot be; correct the variable that is named.", exit=78),
+        # Processes and commands
+        Code("slice_unknown", "No slice has that name; the answer lists those there are.", exit=64),
+        Code(
+            "port_taken",
+            "Another process listens there; stop it, or set ROWCLAIM_HTTP_PORT or ROWCLAIM_HEALTH_PORT.",
+            exit=69,
+        ),
+        Code(
+            "migration_failed",
+            "A migration failed and was rolled back; correct what the database says, then run `rowclaim migrate` again.",
+            exit=78,
+        ),
+        Code(
+            "topic_refused",
+            "The broker refused to create a topic; correct what it says, then run `rowclaim topics` again.",
+            exit=78,
+        ),
+        Code(
+            "task_crashed",
+            "A task failed and took its process down; start it anew and report the log line process.task_crashed.",
+            status=500,
+            exit=70,
+        ),
+        Code(
+            "stop_overdue",
+            "Work in hand outlasted ROWCLAIM_GRACEFUL_STOP_S and was cut off; its rows show what is left to do.",
+            exit=75,
+        ),
         # The embedded servers
         Code(
             "platform_unsupported",
@@ -102,7 +130,6 @@ CODES: Final[dict[str, Code]] = {
             "Another process serves the same data directory; stop it or choose another directory.",
             exit=69,
         ),
-        Code("topic_refused", "The broker refused to create a topic; the message holds its words.", exit=69),
         # Ingress
         Code(
             "body_not_json",

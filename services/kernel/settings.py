@@ -101,7 +101,8 @@ class Settings(_Environment):
     valkey_url: Annotated[SecretStr, _address("redis", "rediss", "unix")] | None = None
     smtp_url: Annotated[SecretStr, _address("smtp", "smtps")] = SecretStr("smtp://127.0.0.1:1025")
     s3_url: Annotated[SecretStr, _address("http", "https")] | None = None
-    """Endpoint of the object store, with its keys as user and password."""
+    s3_access_key: SecretStr | None = None
+    s3_secret_key: SecretStr | None = None
     s3_bucket: str = "rowclaim-archive"
 
     http_host: str = "127.0.0.1"

@@ -12,7 +12,7 @@ import typer
 from services.kernel import inbox
 from services.kernel.db import Database
 from services.kernel.deliveries import reap_deliveries
-from services.kernel.process import Process, Task, run_tasks
+from services.operations.process import Process, Task, run_tasks
 from services.kernel.service import Consumption, Service
 from services.kernel.sweep import Sweep, run_sweep
 from services.kernel.triggers import DeadLetters, Liveness, Publisher, make_broker, run_subscribers, subscribe

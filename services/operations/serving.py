@@ -11,7 +11,7 @@ from services.kernel.db import Tx
 from services.kernel.errors import Invariant, Retryable
 from services.kernel.inbox import weeks_ahead
 from services.kernel.pager import Severity
-from services.kernel.process import Process, Task, run_tasks
+from services.operations.process import Process, Task, run_tasks
 from services.kernel.service import Service
 from services.operations import web
 from services.operations.terminal import Terminal

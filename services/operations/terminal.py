@@ -15,14 +15,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-import click
 import typer
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
 from services.kernel.errors import ServiceError, Stop
-from services.kernel.process import Loaded, MakeSender, Process, load_all, signals
+from services.operations.process import Loaded, MakeSender, Process, load_all, signals
 from services.kernel.service import Runtime, Service
 from services.kernel.telemetry import configure_logging
 
@@ -30,7 +29,7 @@ T = TypeVar("T")
 
 OUT: Final = Console()
 ERR: Final = Console(stderr=True, highlight=False, soft_wrap=True)
-USAGE_EXIT: Final = 2
+REFUSED_EXIT: Final = 2
 INTERRUPTED_EXIT: Final = 130
 
 
@@ -141,18 +140,15 @@ def _text(value: object) -> str:
 def finish(app: typer.Typer, terminal: Terminal, arguments: Sequence[str] | None = None) -> int:
     """Run one command line to its end and return its exit status."""
     try:
-        code = app(args=arguments, obj=terminal, standalone_mode=False)
+        app(args=arguments, obj=terminal)
     except ServiceError as error:
         tell(error)
-        return error.code.exit or USAGE_EXIT
-    except click.exceptions.Abort:
-        return INTERRUPTED_EXIT
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        return error.code.exit or REFUSED_EXIT
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT
-    return code if isinstance(code, int) else 0
+    except SystemExit as end:  # how typer ends a command, a wrong option included
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
 
 
 def tell(error: ServiceError) -> None:

@@ -22,12 +22,12 @@ class ReachableProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, which also puts its connection into the scope."""
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()  # type: ignore[no-untyped-call]
-        self.scope[TRANSPORT] = self.transport  # type: ignore[literal-required]
+        super().on_message_begin()
+        self.scope[TRANSPORT] = self.transport  # type: ignore[typeddict-unknown-key]
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn without its signal handlers: it raises a captured signal again after serving, which would fire ours twice."""
+    """uvicorn without its signal handlers, which raise a captured signal again after serving and fire ours twice."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -65,7 +65,7 @@ async def serving(app: Any, port: int) -> AsyncIterator[str]:
         )
         serve = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            while not server.started and not serve.done():
+            while not server.started and not serve.done():  # noqa: ASYNC110 (uvicorn offers a flag, no event)
                 await asyncio.sleep(0.005)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
