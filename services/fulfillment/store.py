@@ -183,7 +183,7 @@ async def put_back(
     reason: str,
     ask_first: bool = False,
     attention: str | None = None,
-    timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
+    timeouts: Timeouts = Timeouts(),
 ) -> bool:
     """Give a row back undecided: it keeps its age, and its attempt stays counted."""
     changed = await tx.execute(
