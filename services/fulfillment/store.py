@@ -183,7 +183,7 @@ async def put_back(
     reason: str,
     ask_first: bool = False,
     attention: str | None = None,
-    timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
+    timeouts: Timeouts = Timeouts(),
 ) -> bool:
     """Give a row back undecided: it keeps its age, and its attempt stays counted."""
     changed = await tx.execute(
@@ -264,7 +264,8 @@ async def requeue(tx: Tx, purchase_id: int, *, force: bool) -> Requeued | None:
 
 RECORD_ACTION: Final[LiteralString] = """
 insert into admin_actions (actor, verb, target, reason, before, after)
-values ($1, $2, $3, $4, jsonb_build_object('fulfillment_state', $5::text), jsonb_build_object('fulfillment_state', $6::text))"""
+values ($1, $2, $3, $4, jsonb_build_object('fulfillment_state', $5::text),
+        jsonb_build_object('fulfillment_state', $6::text))"""
 
 
 async def record_action(
