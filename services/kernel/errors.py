@@ -28,6 +28,12 @@ CODES: Final[dict[str, Code]] = {
     code.name: code
     for code in (
         # The database and its laws
+        Code(
+            "database_busy",
+            "The database could not do it now (a lock, a limit); the sender may try again.",
+            status=503,
+            exit=75,
+        ),
         Code("database_unavailable", "The database did not answer; the sender may try again.", status=503, exit=75),
         Code(
             "edge_refused",
@@ -162,6 +168,11 @@ CODES: Final[dict[str, Code]] = {
         Code(
             "delivery_not_parked",
             "A delivery that is named is not parked; `rowclaim unpark` lists those that are.",
+            exit=65,
+        ),
+        Code(
+            "delivery_shown_only",
+            "A delivery that is named was stored to be shown: no consumer can read it. Fetch its object at the sender.",
             exit=65,
         ),
         Code(

@@ -86,13 +86,10 @@ class Clerk:
     ) -> User:
         """A new user and ``user.created``; without an e-mail the list is empty and nothing is primary."""
         now_ms = self._now_ms()
-        user = _user(user_id or _new_id("user"), now_ms) | {
-            "username": username,
-            "first_name": first_name,
-            "last_name": last_name,
-        }
+        user = _user(user_id or _new_id("user"), now_ms)
+        user.update({"username": username, "first_name": first_name, "last_name": last_name})
         if email is not None:
-            user |= _emails(email)
+            user.update(_emails(email))
         if github_login is not None:
             user["external_accounts"] = [_github_account(github_login, email, now_ms)]
         self.users[user["id"]] = user
@@ -103,12 +100,11 @@ class Clerk:
         """Change top-level fields (``email`` replaces the addresses) and ``user.updated``. Raises LookupError."""
         if (user := self.users.get(user_id)) is None:
             raise LookupError(f"no Clerk user {user_id!r}; create it first")
-        changes = dict(changes)
-        if (email := changes.pop("email", None)) is not None:
-            user |= _emails(email)
-        if unknown := changes.keys() - user.keys():
+        if unknown := changes.keys() - user.keys() - {"email"}:
             raise ValueError(f"a Clerk user has no {', '.join(sorted(unknown))}")
-        user |= changes
+        user.update({name: value for name, value in changes.items() if name != "email"})
+        if "email" in changes:
+            user.update(_emails(changes["email"]))
         user["updated_at"] = max(self._now_ms(), user["updated_at"] + 1)
         self._write("user.updated", user)
         return user

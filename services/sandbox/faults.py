@@ -7,7 +7,7 @@ says it.
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -161,11 +161,11 @@ class FaultScript:
         self._armed[fault_id] = Armed(fault_id, fault)
         return fault_id
 
-    def take(self, vendor: Vendor, call: Call) -> Armed | None:
+    def take(self, vendor: Vendor, call: Call, fits: Callable[[Fault], bool] = lambda _: True) -> Armed | None:
         """The fault to play to this call, counted as played; None for a good day."""
         for armed in self._armed.values():
             fault = armed.fault
-            if fault.vendor is not vendor or not fault.matches(call):
+            if fault.vendor is not vendor or not fits(fault) or not fault.matches(call):
                 continue
             if fault.times is not None and armed.fired >= fault.times:
                 continue

@@ -35,6 +35,10 @@ class Ending(StrEnum):
     """The status line and half of the body went out, then the connection closed."""
     DROPPED = "dropped"
     """The connection closed without a byte of answer."""
+    UNHEARD = "unheard"
+    """The answer was ready, but the caller had left."""
+    FAILED = "failed"
+    """The sandbox itself broke: a bug of ours, answered 500."""
 
 
 @dataclass(frozen=True, slots=True)

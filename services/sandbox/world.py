@@ -90,6 +90,7 @@ class World:
     @contextlib.asynccontextmanager
     async def serve(self, port: int = 0) -> AsyncIterator[Urls]:
         """Listen on loopback while the block runs; port 0 picks a free one. OSError when the port is taken."""
+        self.closing.clear()
         async with serving(self, port) as base:
             try:
                 yield Urls(base)

@@ -50,11 +50,11 @@ class Books:
         self.table(obj["object"])[obj["id"]] = obj
         return obj
 
-    def get(self, object_name: str, object_id: str, *, noun: str | None = None, param: str = "id") -> Obj:
+    def get(self, object_name: str, object_id: str, *, param: str = "id") -> Obj:
         """An object by id; raises StripeRefusal (resource_missing) naming ``param``."""
         obj = self.table(object_name).get(object_id)
         if obj is None:
-            raise no_such(noun or object_name, object_id, param)
+            raise no_such(object_name, object_id, param)
         return obj
 
     def emit(self, event_type: str, obj: Obj, cause: Cause = NOBODY) -> Obj:

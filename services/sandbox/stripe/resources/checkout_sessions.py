@@ -177,8 +177,7 @@ def _line_item(books: Books, cause: Cause, line: dict[str, Any], name: str) -> O
     if "price" in line:
         price = books.get("price", line["price"], param=f"{name}[price]")
     else:
-        price = create_price(books, cause, line["price_data"])
-        price["active"] = False
+        price = create_price(books, cause, line["price_data"] | {"active": False})
     amount = price["unit_amount"] * line["quantity"]
     return {
         "id": new_id("li"),
@@ -288,8 +287,12 @@ def _session(books: Books, session_id: str, params: Any, currency: str, total: i
     }
 
 
+def find_session(books: Books, session_id: str) -> Obj:
+    """A Session as it stands now: time itself expires one that nobody completed. Raises StripeRefusal."""
+    return _current(books, books.get("checkout.session", session_id))
+
+
 def _current(books: Books, session: Obj) -> Obj:
-    """A Session that nobody completed in time is expired by time itself."""
     if session["status"] == "open" and session["expires_at"] <= books.clock.now_s():
         expire_session(books, session)
     return session
@@ -314,7 +317,7 @@ def _expire(request: Request) -> Obj:
 
 
 def _find(request: Request) -> Obj:
-    return _current(request.books, request.books.get("checkout.session", request.ids[0], noun="checkout.session"))
+    return find_session(request.books, request.ids[0])
 
 
 def _list(request: Request) -> Obj:

@@ -14,6 +14,7 @@ from typing import Final, Protocol, assert_never
 import structlog
 from prometheus_client import Counter
 
+from schemas.triggers import CLERK_EVENTS, STRIPE_EVENTS
 from services.ingress import store
 from services.ingress.machine import Headers, Receipt, Rejected, Rejection, Source, Verdict, Verified
 from services.kernel.batch import Batcher
@@ -30,6 +31,8 @@ VERIFIED = Counter(
     "Events by the secret that verified them: its place in the setting and the start of its hash.",
     ["source", "secret"],
 )
+
+TOPICS: Final = {Source.STRIPE: STRIPE_EVENTS.name, Source.CLERK: CLERK_EVENTS.name}
 
 REFUSALS_LOGGED_EVERY_S: Final = 1.0
 VERSIONS_MAX: Final = 64
@@ -111,7 +114,7 @@ class Intake:
         owed: dict[str, list[int]] = {}
         for one in arrived:
             if one.event_id is not None and one.unfinished:
-                owed.setdefault(Source(one.source).topic, []).append(one.event_id)
+                owed.setdefault(TOPICS[Source(one.source)], []).append(one.event_id)
         for topic, ids in owed.items():
             self._outside.bell.ring(topic, ids)
 
