@@ -8,9 +8,9 @@ import sys
 
 import services
 from services.kernel.pager import LogSender, PageSender
-from services.operations.process import Process
 from services.kernel.service import Service
 from services.operations.command_line import make_app
+from services.operations.process import Process
 from services.operations.terminal import Terminal, finish
 
 

@@ -7,11 +7,12 @@ nothing else.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, LiteralString, Protocol, TypeVar
 
-from services.kernel.db import Database
+from services.kernel.db import Database, Tx
+from services.kernel.errors import Stop
 from services.kernel.inbox import Subscription
-from services.kernel.transition import Machine
+from services.kernel.transition import EdgeRow, Machine
 
 if TYPE_CHECKING:
     import typer
@@ -103,3 +104,15 @@ class Service:
     def role(self) -> str:
         """The login role of the slice."""
         return f"rowclaim_{self.name}"
+
+
+EDGES: Final[LiteralString] = """
+select edge, source, target, fence from law.state_edges where table_name = $1 order by edge"""
+
+
+async def verify_machine(tx: Tx, machine: Machine) -> None:
+    """Raise Stop("machine_unknown") unless the database knows every edge of the code."""
+    known = set(await tx.rows(EdgeRow, EDGES, machine.table))
+    missing = sorted(row.edge for row in machine.rows() - known)
+    if missing:
+        raise Stop("machine_unknown", f"{machine.table} lacks the edges {', '.join(missing)}")

@@ -12,11 +12,11 @@ import typer
 from services.kernel import inbox
 from services.kernel.db import Database
 from services.kernel.deliveries import reap_deliveries
-from services.operations.process import Process, Task, run_tasks
 from services.kernel.service import Consumption, Service
 from services.kernel.sweep import Sweep, run_sweep
 from services.kernel.triggers import DeadLetters, Liveness, Publisher, make_broker, run_subscribers, subscribe
 from services.operations import web
+from services.operations.process import Process, Task, run_tasks
 from services.operations.serving import page_invariant, readiness
 from services.operations.terminal import Terminal
 

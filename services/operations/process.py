@@ -22,9 +22,8 @@ from services.kernel.db import Database
 from services.kernel.errors import Invariant, Retryable, ServiceError
 from services.kernel.gate import Gates
 from services.kernel.pager import Pager, PageSender, Severity
-from services.kernel.service import Service
+from services.kernel.service import Service, verify_machine
 from services.kernel.settings import Settings, SliceSettings, hold_relations, load_settings, refuse_unknown
-from services.kernel.transition import verify_machine
 from services.kernel.triggers import Doorbell, Kafka, Publisher
 
 log = structlog.get_logger()

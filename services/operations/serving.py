@@ -11,9 +11,9 @@ from services.kernel.db import Tx
 from services.kernel.errors import Invariant, Retryable
 from services.kernel.inbox import weeks_ahead
 from services.kernel.pager import Severity
-from services.operations.process import Process, Task, run_tasks
 from services.kernel.service import Service
 from services.operations import web
+from services.operations.process import Process, Task, run_tasks
 from services.operations.terminal import Terminal
 
 log = structlog.get_logger()

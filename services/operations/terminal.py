@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from services.kernel.errors import ServiceError, Stop
-from services.operations.process import Loaded, MakeSender, Process, load_all, signals
 from services.kernel.service import Runtime, Service
 from services.kernel.telemetry import configure_logging
+from services.operations.process import Loaded, MakeSender, Process, load_all, signals
 
 T = TypeVar("T")
 

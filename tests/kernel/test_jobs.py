@@ -13,7 +13,7 @@ from services.kernel import jobs
 from services.kernel.db import Database
 from services.kernel.errors import Invariant, Retryable
 from services.kernel.jobs import JOB_RUNS, ClaimedPeriod, Job, daily, run_job, weekly
-from services.kernel.transition import verify_machine
+from services.kernel.service import verify_machine
 from tests.fixtures.database import Clock, Connect
 from tests.waiting import wait_until
 

@@ -5,7 +5,8 @@ from enum import StrEnum
 import pytest
 
 from services.kernel.errors import Stop
-from services.kernel.transition import Edge, EdgeRow, Fence, Machine, verify_machine
+from services.kernel.service import verify_machine
+from services.kernel.transition import Edge, EdgeRow, Fence, Machine
 from tests.fixtures.database import Connect, Connection
 
 
