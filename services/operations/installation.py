@@ -75,10 +75,10 @@ class Installation:
             environment=self.settings,
             cwd=ROOT,
         )
-        done = await asyncio.to_thread(run_to_end, command, within_s=COMMAND_S)
-        if done.returncode != 0:
-            raise Stop("service_ended", f"{name} ended with exit {done.returncode}: {done.stdout.strip()}")
-        return done.stdout
+        done = await run_to_end(command, within_s=COMMAND_S)
+        if done.exit_code != 0:
+            raise Stop("service_ended", f"{name} ended with exit {done.exit_code}: {done.said.strip()}")
+        return done.said
 
     async def start(self, name: str, *, module: str = "services", arguments: Iterable[str] | None = None) -> None:
         """Start a process that stays: ``rowclaim NAME`` unless told otherwise. It is stopped with the rest."""

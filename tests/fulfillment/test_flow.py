@@ -18,7 +18,9 @@ PENDING, IN_PROGRESS, DELIVERED, FAILED = (state.value for state in FulfillmentS
 
 # ------------------------------------------------------------------------------------------------- one row after another
 @pytest.mark.promise("F7")
-async def test_a_flush_delivers_all_that_is_pending_in_the_order_it_was_bought(start: Start, purchases: Purchases) -> None:
+async def test_a_flush_delivers_all_that_is_pending_in_the_order_it_was_bought(
+    start: Start, purchases: Purchases
+) -> None:
     for handle, age_s in (("third", 30), ("first", 50), ("fifth", 10), ("second", 40), ("fourth", 20)):
         await purchases.add(handle, age_s=age_s)
     process = await start()
@@ -42,14 +44,18 @@ async def test_calls_never_overlap_and_begin_a_second_apart(start: Start, purcha
 
 
 @pytest.mark.promise("F41", "F62")
-async def test_a_purchase_that_cannot_be_delivered_does_not_hold_up_the_next(start: Start, purchases: Purchases) -> None:
+async def test_a_purchase_that_cannot_be_delivered_does_not_hold_up_the_next(
+    start: Start, purchases: Purchases
+) -> None:
     unknown, unnamed, good = (await purchases.add("nobody"), await purchases.add(None), await purchases.add("good"))
     process = await start()
     process.vendor.say("nobody", Says.NO)
     report = await process.fulfillment.flush()
     assert await purchases.states() == [FAILED, FAILED, DELIVERED]
     assert process.vendor.calls == ["nobody", "good"]
-    assert (await purchases.row(unnamed))["fulfillment_last_error"] == "No GitHub handle was recorded for this purchase."
+    assert (await purchases.row(unnamed))[
+        "fulfillment_last_error"
+    ] == "No GitHub handle was recorded for this purchase."
     assert (await purchases.row(unnamed))["fulfillment_attempts"] == 1
     assert (await purchases.row(unknown))["fulfillment_last_error"]
     assert (await purchases.row(good))["fulfilled_at"]

@@ -100,6 +100,7 @@ class Stage:
             "ROWCLAIM_FULFILLMENT_GITHUB_PACE_S": str(GITHUB_PACE_S),
             "ROWCLAIM_FULFILLMENT_DELIVERY_LEASE_S": "6",
             "ROWCLAIM_FULFILLMENT_MAIL_FROM": "shop@example.com",
+            "ROWCLAIM_FULFILLMENT_PRODUCT_NAME": "The Repository",
         }
 
     async def run(self, *arguments: str) -> tuple[int, str]:
