@@ -70,7 +70,7 @@ def _option(option: Any, value: object, at: str, owner: type, encoding: object) 
                 yield from _value(get_args(option)[0], one, f"{at}[{number}]", owner, encoding)
             return
         fits = False
-    elif origin is not None and origin is UntypedStripeObject or option is UntypedStripeObject:
+    elif (origin is not None and origin is UntypedStripeObject) or option is UntypedStripeObject:
         fits = isinstance(value, dict)
     elif origin is not None:  # ListObject["LineItem"]
         if not isinstance(value, dict) or value.get("object") != "list":

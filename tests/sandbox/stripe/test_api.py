@@ -207,7 +207,7 @@ async def test_sixteen_at_once_make_one_object(client: stripe.StripeClient, worl
 # ----------------------------------------------------------------------------------------------------------- faults
 
 
-async def test_a_500_before_the_commit_is_kept_and_repeated_for_a_day(client: stripe.StripeClient, world: World) -> None:
+async def test_a_500_before_the_commit_is_kept_for_a_day(client: stripe.StripeClient, world: World) -> None:
     world.faults.add(Fault(Vendor.STRIPE, Act.ANSWER, reply=refusals.server_error()))
     for number in range(2):
         with pytest.raises(stripe.APIError) as failed:
@@ -222,7 +222,7 @@ async def test_a_500_before_the_commit_is_kept_and_repeated_for_a_day(client: st
     assert sessions(world) == 1
 
 
-async def test_a_500_after_the_commit_hides_the_object_behind_the_key(client: stripe.StripeClient, world: World) -> None:
+async def test_a_500_after_the_commit_hides_the_object(client: stripe.StripeClient, world: World) -> None:
     world.faults.add(Fault(Vendor.STRIPE, Act.ANSWER, Moment.AFTER, refusals.server_error()))
     for _ in range(2):
         with pytest.raises(stripe.APIError):

@@ -57,5 +57,7 @@ trees = st.recursive(
 
 @given(st.dictionaries(texts, trees, max_size=4))
 def test_what_the_library_encodes_is_what_we_read(params: dict[str, object]) -> None:
-    pairs = [(name, str(value).lower() if isinstance(value, bool) else str(value)) for name, value in _api_encode(params)]
+    pairs = [
+        (name, str(value).lower() if isinstance(value, bool) else str(value)) for name, value in _api_encode(params)
+    ]
     assert decode(pairs) == as_nodes(params)

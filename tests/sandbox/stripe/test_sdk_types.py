@@ -55,9 +55,7 @@ def deviation(shown: dict[str, Any], path: list[str | int], value: object) -> di
         (["customer"], 5, "Session.customer: 5"),
     ],
 )
-def test_a_deviation_is_found_and_named(
-    shown: dict[str, Any], path: list[str | int], value: object, said: str
-) -> None:
+def test_a_deviation_is_found_and_named(shown: dict[str, Any], path: list[str | int], value: object, said: str) -> None:
     check(Session, shown)
     with pytest.raises(Contradicts) as found:
         check(Session, deviation(shown, path, value))

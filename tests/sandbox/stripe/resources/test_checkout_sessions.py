@@ -22,6 +22,11 @@ def changed(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in (SESSION | changes).items() if value is not None}
 
 
+def line(currency: str, amount: int) -> dict[str, Any]:
+    data = {"currency": currency, "unit_amount": amount, "product_data": {"name": "x"}}
+    return {"price_data": data, "quantity": 1}
+
+
 async def test_a_session_goes_round_through_the_library(client: stripe.StripeClient, world: World) -> None:
     created = await client.v1.checkout.sessions.create_async(SESSION)
     assert created.id.startswith("cs_test_a1")
@@ -40,12 +45,10 @@ async def test_a_session_goes_round_through_the_library(client: stripe.StripeCli
 
 
 @pytest.mark.parametrize("end", ["open", "paid", "unpaid", "settled", "failed", "expired", "free", "embedded"])
-async def test_a_session_has_the_declared_shape_in_every_state(
-    raw: httpx.AsyncClient, world: World, end: str
-) -> None:
+async def test_a_session_has_the_declared_shape_in_every_state(raw: httpx.AsyncClient, world: World, end: str) -> None:
     params = SESSION
     if end == "free":
-        params = changed(line_items=[{"price_data": {"currency": "eur", "unit_amount": 0, "product_data": {"name": "x"}}, "quantity": 1}])
+        params = changed(line_items=[line("eur", 0)])
     if end == "embedded":
         params = changed(success_url=None, ui_mode="embedded_page", return_url="https://shop.example/back")
     session_id = open_session(world.books, params)["id"]
@@ -59,7 +62,11 @@ async def test_a_session_has_the_declared_shape_in_every_state(
         world.buyer.leave(session_id)
     shown = (await raw.get(f"/v1/checkout/sessions/{session_id}")).json()
     check(Session, shown)
-    everything = {"expand[0]": "line_items", "expand[1]": "payment_intent", "expand[2]": "line_items.data.price.product"}
+    everything = {
+        "expand[0]": "line_items",
+        "expand[1]": "payment_intent",
+        "expand[2]": "line_items.data.price.product",
+    }
     expanded = (await raw.get(f"/v1/checkout/sessions/{session_id}", params=everything)).json()
     check(Session, expanded)
     if expanded["payment_intent"] is not None:
@@ -133,6 +140,7 @@ async def test_prices_and_customers_can_be_referred_to(client: stripe.StripeClie
         ({"return_url": "https://x.example"}, "return_url", None),
         ({"ui_mode": "embedded_page"}, "return_url", "parameter_missing"),
         ({"coupon": "c"}, "coupon", "parameter_unknown"),
+        ({"payment_method_types": ["card"]}, "payment_method_types", "parameter_unknown"),
         ({"subscription_data": {"x": "y"}}, "subscription_data", "sandbox_not_played"),
         ({"mode": "subscription"}, "mode", "sandbox_not_played"),
         ({"mode": "barter"}, "mode", None),
@@ -170,12 +178,6 @@ async def test_a_session_is_refused_in_stripes_words(
 
 
 async def test_amounts_and_currencies_must_fit(client: stripe.StripeClient) -> None:
-    def line(currency: str, amount: int) -> dict[str, Any]:
-        return {
-            "price_data": {"currency": currency, "unit_amount": amount, "product_data": {"name": "x"}},
-            "quantity": 1,
-        }
-
     with pytest.raises(stripe.InvalidRequestError, match=r"at least \$0\.50") as small:
         await client.v1.checkout.sessions.create_async(changed(line_items=[line("usd", 49)]))  # type: ignore[arg-type]
     assert small.value.code == "amount_too_small"
@@ -186,6 +188,6 @@ async def test_amounts_and_currencies_must_fit(client: stripe.StripeClient) -> N
 
 
 async def test_an_unknown_session_is_404(client: stripe.StripeClient) -> None:
-    with pytest.raises(stripe.InvalidRequestError, match="No such checkout.session: 'cs_none'") as missing:
+    with pytest.raises(stripe.InvalidRequestError, match=r"No such checkout\.session: 'cs_none'") as missing:
         await client.v1.checkout.sessions.retrieve_async("cs_none")
     assert (missing.value.http_status, missing.value.code) == (404, "resource_missing")
