@@ -76,13 +76,13 @@ class FulfillmentStory:
     async def play(self) -> Told:
         """The whole story."""
         await self._scene("buyers pay, one by one", self.ordinary())
-        await self._scene("each event three times, two at one instant", self.repeated())
-        await self._scene("bank debits told out of order, one bounced", self.out_of_order())
-        await self._scene("no such user, an organisation, no username", self.cannot_be_invited())
-        await self._scene("another slice's checkout, an unmarked one", self.not_ours())
+        await self._scene("each event thrice, twice at once", self.repeated())
+        await self._scene("debits out of order, one bounced", self.out_of_order())
+        await self._scene("no such user, organisation, none", self.cannot_be_invited())
+        await self._scene("another slice's, and unmarked", self.not_ours())
         await self._scene(f"GitHub: 403, Retry-After {RETRY_AFTER_S}", self.rate_limited())
-        await self._scene("consumer SIGKILLed in its call, then force", self.killed())
-        await self._scene("broker SIGKILLed and wiped as buyers pay", self.broker_wiped())
+        await self._scene("consumer SIGKILLed, then force", self.killed())
+        await self._scene("broker SIGKILLed and wiped", self.broker_wiped())
         self.note("waiting until nothing is left to do")
         await until(self._at_rest, within_s=SETTLED_WITHIN_S, what="every delivery worked off")
         await self.read_the_end()
@@ -120,7 +120,7 @@ class FulfillmentStory:
         newest_first = tuple(reversed(await self.events_of([*kept, *broken])))
         await self.deliver(Plan(newest_first))
         await self.release()
-        return len(kept), await self.came_of(kept) + ", nothing for the bounced"
+        return len(kept), await self.came_of(kept) + ", 1 owed nothing"
 
     async def cannot_be_invited(self) -> tuple[int, str]:
         await self.stage.control.do(AddAccount("initech", AccountType.ORGANIZATION))

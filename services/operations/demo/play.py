@@ -29,9 +29,7 @@ class Story(Protocol):
 STORIES: Final[tuple[Callable[[Stage, Note], Story], ...]] = (FulfillmentStory,)
 
 
-async def play(
-    terminal: Terminal, console: Console, *, json_path: Path | None = None, keep: Path | None = None
-) -> bool:
+async def play(terminal: Terminal, console: Console, *, json_path: Path | None, keep: Path | None) -> bool:
     """Play, print the verdict, write it to ``json_path``; whether all is as it must be.
 
     ``keep`` is a directory for data and logs that stays; without one a temporary directory is used and removed when
