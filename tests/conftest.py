@@ -6,4 +6,5 @@ pytest_plugins = [
     "tests.fixtures.servers",
     "tests.fixtures.database",
     "tests.crash.plugin",
+    "tests.fixtures.sandbox",
 ]
