@@ -5,5 +5,6 @@ pytest_plugins = [
     "tests.promises",
     "tests.fixtures.servers",
     "tests.fixtures.database",
+    "tests.crash.plugin",
     "tests.fixtures.sandbox",
 ]
