@@ -40,7 +40,7 @@ from pydantic import ValidationError
 from schemas.triggers import DEAD_LETTERS, IDS_MAX, TOPICS, EventsTrigger
 from services.kernel.doors import Crossing, Door
 from services.kernel.errors import Retryable
-from services.kernel.worker import Backoff, pause
+from services.kernel.worker import Backoff, first_of
 
 log = structlog.get_logger()
 
@@ -67,6 +67,7 @@ LOST: Final = (KafkaError, OSError, TimeoutError)
 # A header's name that is not UTF-8, a compression we have no library for, a checksum that is wrong.
 UNREADABLE: Final = (UnicodeDecodeError, UnsupportedCodecError, CorruptRecordException)
 
+Ring: TypeAlias = Callable[[frozenset[int]], None]
 Header: TypeAlias = tuple[str, bytes | None]
 Record: TypeAlias = ConsumerRecord[bytes | None, bytes | None]
 
@@ -100,9 +101,8 @@ class Publisher:
     async def publish(
         self, topic: str, value: bytes | None, *, key: bytes | None = None, headers: Sequence[Header] = ()
     ) -> None:
-        """Publish and wait for every replica's word, ``bound_s`` seconds at most.
+        """Publish and wait for every replica's word, ``bound_s`` seconds at most. Raises Retryable.
 
-        Raises Retryable("broker_unavailable").
         A publish that timed out may still arrive: whoever reads must bear a repetition.
         """
         producer = None
@@ -193,18 +193,14 @@ class Doorbell:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until ``stop`` is set, and then what is still pending, once."""
-        stopped = asyncio.ensure_future(stop.wait())
         try:
             while not stop.is_set():
-                rung = asyncio.ensure_future(self._rung.wait())
-                await asyncio.wait({rung, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                rung.cancel()
+                await first_of(self._rung, stop)
                 self._rung.clear()
                 await self._publish_pending()
-                await pause(stop, self._gap_s)
+                await first_of(stop, within_s=self._gap_s)
             await self._publish_pending()
         finally:
-            stopped.cancel()
             await self._publisher.close()
 
     async def _publish_pending(self) -> None:
@@ -250,15 +246,10 @@ class DeadLetters:
         key = f"{record.topic}/{record.partition}/{record.offset}/{digest}".encode()
         if key in self._buried:
             return
-        told: list[Header] = [
-            ("rowclaim-reason", reason.encode()),
-            ("rowclaim-topic", record.topic.encode()),
-            ("rowclaim-partition", str(record.partition).encode()),
-            ("rowclaim-offset", str(record.offset).encode()),
-            ("rowclaim-timestamp-ms", str(record.timestamp).encode()),
-            ("rowclaim-key", record.key),
-        ]
-        headers = [*record.headers, *told]
+        where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+        told = where | {"timestamp-ms": record.timestamp, "reason": reason}
+        headers = [*record.headers, *((f"rowclaim-{name}", str(value).encode()) for name, value in told.items())]
+        headers.append(("rowclaim-key", record.key))
         await self._publisher.publish(record.topic + DEAD_LETTERS, record.value, key=key, headers=headers)
         self._buried[key] = None
         if len(self._buried) > BURIED_MAX:
@@ -285,7 +276,7 @@ def subscribe(
     *,
     topic: str,
     group: str,
-    ring: Callable[[frozenset[int]], None],
+    ring: Ring,
     dead_letters: DeadLetters,
     backoff: Backoff | None = None,
 ) -> BatchSubscriber:
@@ -326,9 +317,7 @@ async def _undecoded(message: KafkaMessage) -> KafkaMessage:
 class _Handler:
     """What one subscriber does with a batch: decode, ring, put the undecodable aside, acknowledge."""
 
-    def __init__(
-        self, topic: str, ring: Callable[[frozenset[int]], None], dead_letters: DeadLetters, backoff: Backoff
-    ) -> None:
+    def __init__(self, topic: str, ring: Ring, dead_letters: DeadLetters, backoff: Backoff) -> None:
         self._topic = topic
         self._ring = ring
         self._dead_letters = dead_letters
@@ -427,7 +416,7 @@ async def run_subscribers(broker: KafkaBroker, stop: asyncio.Event) -> None:
             await start_subscribers(broker)
         except Retryable as error:
             log.warning("subscribers_back_off", reason=error.detail)
-            await pause(stop, backoff.next())
+            await first_of(stop, within_s=backoff.next())
             continue
         try:
             await stop.wait()
