@@ -123,6 +123,8 @@ class Postgres(Server):
     def _initialise(self) -> None:
         if (self.data_dir / "PG_VERSION").exists():
             return
+        if self.data_dir.exists() and any(self.data_dir.iterdir()):
+            raise StartFailed(_NAME, f"{self.data_dir} holds something else than its data; choose another directory")
         # under another name until it is whole: an initdb that was killed half-way would never start again
         fresh = self.data_dir.with_name(self.data_dir.name + ".new")
         shutil.rmtree(fresh, ignore_errors=True)
@@ -143,10 +145,7 @@ class Postgres(Server):
             raise StartFailed(_NAME, f"initdb ended with code {done.returncode}", done.stdout)
         with (fresh / "postgresql.conf").open("a") as conf:
             conf.write(f"include '{_CONF}'\n")
-        try:
-            fresh.rename(self.data_dir)  # over an empty directory at most
-        except OSError as error:
-            raise StartFailed(_NAME, f"{self.data_dir} holds something else than its data: {error}") from error
+        fresh.rename(self.data_dir)  # over an empty directory at most, says the system too
 
     async def _outlive_earlier(self) -> None:
         """Wait for a postmaster whose parent has just died; remove a lock file that names somebody else's process.
