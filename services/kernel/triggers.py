@@ -13,7 +13,6 @@ FastStream's defaults lose records in a dozen ways. What is set here, and why:
   makes it publish wherever a stranger says. Decoding is per record: a bad one costs its neighbours nothing.
 - A failure waits before it is raised: a nack is a seek without a delay.
 - The default request timeout. It also bounds joining a group; a shorter one makes a consumer that never joins.
-- Liveness looks at the consumer. The broker answers a ping while the consume task is dead.
 """
 
 import asyncio
@@ -21,15 +20,14 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 import structlog
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
-from aiokafka.errors import CorruptRecordException, KafkaError, UnsupportedCodecError
+from aiokafka import AIOKafkaProducer, ConsumerRecord
+from aiokafka.errors import KafkaError
 from faststream.kafka import KafkaBroker, KafkaMessage
 from faststream.kafka.subscriber.usecase import BatchSubscriber
 from faststream.message.message import AckStatus
@@ -58,14 +56,10 @@ POLL_MS: Final = 20
 BATCH_S: Final = 60.0
 COMMIT_S: Final = 5.0
 POLL_INTERVAL_MAX_MS: Final = 180_000
-JOIN_S: Final = 40.0
 GRACEFUL_S: Final = 15.0
-ALIVE_GRACE_S: Final = 90.0
 BURIED_MAX: Final = 10_000
 RECORD_BYTES_MAX: Final = 2 * 1024 * 1024
 LOST: Final = (KafkaError, OSError, TimeoutError)
-# A header's name that is not UTF-8, a compression we have no library for, a checksum that is wrong.
-UNREADABLE: Final = (UnicodeDecodeError, UnsupportedCodecError, CorruptRecordException)
 
 Ring: TypeAlias = Callable[[frozenset[int]], None]
 Header: TypeAlias = tuple[str, bytes | None]
@@ -363,123 +357,6 @@ def _decoded(records: Iterable[Record]) -> tuple[frozenset[int], list[tuple[Reco
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             dead.append((record, ".".join(map(str, (*first["loc"], first["type"])))[:200]))
     return frozenset(ids), dead
-
-
-class _Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ships no types
-    """A consumer that gets past bytes its driver cannot read; it would fetch them for ever, as fast as it can.
-
-    It goes on at the end of the log. What it skips are rings: their rows are found by the tick and by sweeps.
-    """
-
-    async def getmany(self, *partitions: Any, timeout_ms: int = 0, max_records: int | None = None) -> Any:
-        try:
-            return await super().getmany(*partitions, timeout_ms=timeout_ms, max_records=max_records)
-        except UNREADABLE as error:
-            topics = sorted({partition.topic for partition in self.assignment()})
-            log.error("records_unreadable", topics=topics, reason=type(error).__name__)
-            for topic in topics:
-                RECORDS.labels(topic, "unreadable").inc()
-            await self.seek_to_end()
-            return {}
-
-
-async def start_subscribers(broker: KafkaBroker) -> None:
-    """Join all groups at once (the framework would join one after another). Raises Retryable("broker_unavailable")."""
-    try:
-        async with asyncio.timeout(JOIN_S):
-            await broker.connect()
-            config = broker.config.broker_config
-            config.builder = partial(_Consumer, **cast("partial[Any]", config.builder).keywords)
-            async with asyncio.TaskGroup() as joins:
-                for subscriber in broker.subscribers:
-                    joins.create_task(subscriber.start())
-    except* LOST as errors:
-        await stop_subscribers(broker)
-        raise Retryable("broker_unavailable", f"join: {type(errors.exceptions[0]).__name__}") from errors
-
-
-async def stop_subscribers(broker: KafkaBroker) -> None:
-    """Finish the batches in hand, commit, leave the groups; bounded, whatever the broker does."""
-    with suppress(*LOST):
-        async with asyncio.timeout(GRACEFUL_S + COMMIT_S):
-            async with asyncio.TaskGroup() as leaves:
-                for subscriber in broker.subscribers:
-                    leaves.create_task(subscriber.stop())
-            await broker.stop()
-
-
-async def run_subscribers(broker: KafkaBroker, stop: asyncio.Event) -> None:
-    """Be subscribed until ``stop`` is set. While no broker answers it tries again: workers go on without rings."""
-    backoff = Backoff()
-    while not stop.is_set():
-        try:
-            await start_subscribers(broker)
-        except Retryable as error:
-            log.warning("subscribers_back_off", reason=error.detail)
-            await first_of(stop, within_s=backoff.next())
-            continue
-        try:
-            await stop.wait()
-        finally:
-            await stop_subscribers(broker)
-
-
-def consuming(broker: KafkaBroker) -> bool:
-    """Whether every subscriber's consume task lives and its consumer is a settled member of its group.
-
-    A member without partitions (a standby) consumes too. False during a rebalance: see ``Liveness``.
-    """
-    return all(_consumes(subscriber) for subscriber in broker.subscribers)
-
-
-def _consumes(subscriber: Any) -> bool:
-    consumer = subscriber.consumer
-    if not subscriber.running or consumer is None or all(task.done() for task in subscriber.tasks):
-        return False
-    # Private, for want of a public way to ask a consumer whether it is one.
-    coordinator = consumer._coordinator
-    subscription = consumer._subscription.subscription
-    return not (
-        coordinator._coordination_task.done()
-        or subscription is None
-        or subscription.assignment is None
-        or coordinator.need_rejoin(subscription)
-    )
-
-
-class Liveness:
-    """Whether a consuming process should go on living: it consumes, did so a short while ago, or has no broker to.
-
-    A rebalance takes seconds, so ``grace_s`` must be longer than one. A broker that is away is no reason for a
-    restart: workers tick without it, and a restarted process could not consume either.
-    """
-
-    def __init__(
-        self, broker: KafkaBroker, *, grace_s: float = ALIVE_GRACE_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._broker = broker
-        self._grace_s = grace_s
-        self._clock = clock
-        self._seen = clock()
-
-    async def alive(self) -> bool:
-        """Ask often: what was never seen consuming within the grace counts as dead once the broker answers."""
-        if consuming(self._broker) or not await _reachable(self._broker.specification.url):
-            self._seen = self._clock()
-        return self._clock() - self._seen <= self._grace_s
-
-
-async def _reachable(addresses: Collection[str]) -> bool:
-    """Whether anything listens at one of the broker's addresses."""
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(PUBLISH_S):
-                with Crossing(Door.KAFKA, "connect"):
-                    _, writer = await asyncio.open_connection(host, int(port))
-            writer.close()
-            return True
-    return False
 
 
 class OutageFilter(logging.Filter):
