@@ -6,5 +6,6 @@ pytest_plugins = [
     "tests.fixtures.servers",
     "tests.fixtures.database",
     "tests.crash.plugin",
+    "tests.fixtures.listening",
     "tests.fixtures.sandbox",
 ]

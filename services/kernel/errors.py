@@ -81,6 +81,10 @@ CODES: Final[dict[str, Code]] = {
             exit=78,
         ),
         Code("setting_invalid", "A setting has a value that cannot be; correct the variable that is named.", exit=78),
+        # HTTP
+        Code("not_found", "Nothing is there, or nothing of yours; correct the address.", status=404),
+        Code("method_not_allowed", "The address takes other methods; the header `allow` names them.", status=405),
+        Code("request_invalid", "The request is not as described; correct the places named.", status=422),
         # Processes and commands
         Code(
             "database_refused",

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.kernel.errors import Invariant, Retryable, ServiceError, Stop
+from services.kernel.errors import CODES, Invariant, Refusal, Retryable, ServiceError, Stop
 from services.kernel.telemetry import Trace, unit_of_work
 
 log = structlog.get_logger()
@@ -35,6 +35,7 @@ CHECK_S: Final = 2.0
 DRAIN_S: Final = 5
 # A sender that was told "not now" should not come back at once.
 RETRY_AFTER_S: Final = 5
+HTTP_CODES: Final = {HTTPStatus.NOT_FOUND: "not_found", HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed"}
 
 Checks = Mapping[str, Callable[[], Awaitable[str | None]]]
 """Readiness, by name: None when it is as it should be, else what is not."""
@@ -56,11 +57,13 @@ def make_app(
         return problem_of(error)
 
     async def http_error(_: Request, error: Any) -> Response:
-        return problem(error.status_code, "http", str(error.detail), headers=error.headers)
+        code = HTTP_CODES.get(error.status_code)
+        title = CODES[code].sentence if code else str(error.detail)
+        return problem(error.status_code, code or f"http_{error.status_code}", title, headers=error.headers)
 
     async def invalid(_: Request, error: Any) -> Response:
         places = ", ".join(".".join(str(part) for part in fault["loc"]) for fault in error.errors())
-        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "request_invalid", "The request is not as described.", places)
+        return problem_of(Refusal("request_invalid", places))
 
     app.add_exception_handler(ServiceError, service_error)
     app.add_exception_handler(HTTPException, http_error)
