@@ -209,6 +209,25 @@ CODES: Final[dict[str, Code]] = {
             "Another process serves the same data directory; stop it or choose another directory.",
             exit=69,
         ),
+        # Fulfillment
+        Code(
+            "fulfillment_not_requeueable",
+            "Only a pending or failed purchase is re-triggered; for one in progress or delivered, `--force --reason TEXT`.",
+            status=409,
+            exit=65,
+        ),
+        Code(
+            "fulfillment_purchase_unknown",
+            "There is no purchase of this id; the desk and the log name purchases by their id.",
+            status=404,
+            exit=65,
+        ),
+        Code(
+            "fulfillment_reason_missing",
+            "Forcing a purchase may repeat what a buyer was given: say why with `--reason TEXT`; it is kept.",
+            status=400,
+            exit=64,
+        ),
         # Ingress
         Code(
             "body_not_json",

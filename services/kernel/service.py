@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from services.kernel.triggers import Doorbell
     from services.kernel.worker import Worker
 
+OnClose = Callable[[Callable[[], Awaitable[None]]], None]
+"""Registers what runs at the end of the process."""
 SliceSettingsT = TypeVar("SliceSettingsT", bound="SliceSettings")
 
 

@@ -29,34 +29,39 @@ def no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in many containers."""
     real = unprivileged._refusal
 
-    def refusal(directory: Path, program: Path, identity: str) -> str | None:
-        return "unshare: Operation not permitted" if identity == USER_NAMESPACE else real(directory, program, identity)
+    async def refusal(directory: Path, program: Path, identity: str) -> str | None:
+        if identity == USER_NAMESPACE:
+            return "unshare: Operation not permitted"
+        return await real(directory, program, identity)
 
     monkeypatch.setattr(unprivileged, "_refusal", refusal)
 
 
-def test_an_ordinary_user_stays_himself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def owner(path: Path) -> int:
+    return path.stat().st_uid
+
+
+async def test_an_ordinary_user_stays_himself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert identity_for(folder, packages.postgres_binary()) == SAME
+    assert await identity_for(folder, packages.postgres_binary()) == SAME
 
 
-def test_as_root_nothing_changes_hands_where_namespaces_are_allowed(folder: Path) -> None:
-    identity = identity_for(folder, packages.postgres_binary())
+async def test_as_root_nothing_changes_hands_where_namespaces_are_allowed(folder: Path) -> None:
+    identity = await identity_for(folder, packages.postgres_binary())
     assert identity in ((USER_NAMESPACE, NOBODY) if ROOT else (SAME,))
-    assert (folder.stat().st_uid == os.geteuid()) is (identity != NOBODY)
+    assert (owner(folder) == os.geteuid()) is (identity != NOBODY)
 
 
-def test_in_the_namespace_a_program_is_not_root(tmp_path: Path, folder: Path) -> None:
-    identity = identity_for(folder, packages.postgres_binary())
+async def test_in_the_namespace_a_program_is_not_root(folder: Path) -> None:
+    identity = await identity_for(folder, packages.postgres_binary())
     command = Command(
         name="id",
         argv=("/usr/bin/id", "-u"),
-        log_path=tmp_path / "log",
         death_signal=signal.SIGKILL,
         identity=identity,
     )
-    done = run_to_end(command, within_s=10)
-    assert (done.returncode, done.stdout.strip() == "0") == (0, False)
+    done = await run_to_end(command, within_s=10)
+    assert (done.exit_code, done.said.strip() == "0") == (0, False)
 
 
 @pytest.mark.usefixtures("no_namespaces")
@@ -72,24 +77,24 @@ async def test_where_namespaces_are_refused_root_serves_as_nobody(server_root: P
         await server.create_database("works")
     finally:
         await server.stop()
-    assert identity_for(data, packages.postgres_binary()) == (NOBODY if ROOT else SAME)
+    assert await identity_for(data, packages.postgres_binary()) == (NOBODY if ROOT else SAME)
 
 
 @pytest.mark.usefixtures("no_namespaces")
-def test_where_neither_will_do_root_is_told_and_nothing_has_changed_hands(server_root: Path) -> None:
+async def test_where_neither_will_do_root_is_told_and_nothing_has_changed_hands(server_root: Path) -> None:
     """Nobody cannot pass a private folder, whose mode is not ours to change."""
     data = server_root / "closed" / "data"
     data.parent.mkdir(mode=0o700)
     data.mkdir(mode=0o755)
     if ROOT:
         with pytest.raises(StartFailed) as failed:
-            identity_for(data, packages.postgres_binary())
+            await identity_for(data, packages.postgres_binary())
         assert "as a user namespace (unshare: Operation not permitted) nor as the user nobody ([Errno 13]" in str(
             failed.value
         )
         assert "ROWCLAIM_DATABASE_URL" in str(failed.value)
     else:
-        assert identity_for(data, packages.postgres_binary()) == SAME
+        assert await identity_for(data, packages.postgres_binary()) == SAME
     assert [(path.stat().st_mode & 0o777, path.stat().st_uid) for path in (data.parent, data)] == [
         (0o700, os.geteuid()),
         (0o755, os.geteuid()),
