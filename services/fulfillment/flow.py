@@ -47,6 +47,8 @@ from services.kernel.db import Database
 from services.kernel.deliveries import Delivery, Done, NotOurs, Parked, PutBack, Verdict
 from services.kernel.errors import Refusal
 from services.kernel.gate import Closed, Gates
+from services.kernel.pager import Pager, Severity
+from services.kernel.telemetry import unit_of_work
 
 log = structlog.get_logger()
 
@@ -92,12 +94,6 @@ class Mailer(Protocol):
     """Sends a mail, or says that it did not. Raises nothing."""
 
     async def send(self, mail: AccessMail) -> MailAnswer: ...
-
-
-class Pager(Protocol):
-    """Calls a person. One open page a ``dedup_key``, however often it is opened."""
-
-    async def open(self, dedup_key: str, summary: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +179,11 @@ class Fulfillment:
         verdicts: dict[int, Verdict] = {}
         owed = False
         for delivery in batch:
-            verdicts[delivery.event_id], paid = await self._record(delivery)
+            if self.stopping.is_set():
+                verdicts[delivery.event_id] = PutBack()
+                continue
+            with unit_of_work(event_id=delivery.event_id, claim_token=delivery.claim_token):
+                verdicts[delivery.event_id], paid = await self._record(delivery)
             owed = owed or paid
         if owed and (await self.flush()).stopped is Stopped.STOPPING:
             # Nothing else would flush what is left: purchases are not polled. Another process takes the events up.
@@ -203,10 +203,15 @@ class Fulfillment:
             case SessionMissing():
                 return Parked("unknown_session"), False
             case SessionTrouble(code):
-                log.warning("fulfillment.session_not_fetched", event_id=delivery.event_id, code=code)
+                log.warning("fulfillment.session_not_fetched", code=code)
             case SessionMisconfigured(code):
+                log.error("fulfillment.session_not_fetched", code=code)
                 await self.outside.gates.close(STRIPE, CONFIG_PAUSE, code, WORKER)
-                await self.outside.pager.open(f"{SLICE}:{STRIPE}:{code}", f"Stripe refuses our key ({code}).")
+                await self.outside.pager.page(
+                    f"{SLICE}:{STRIPE}",
+                    Severity.ERROR,
+                    f"Stripe refuses fulfillment's key ({code}): no purchase is recorded.",
+                )
             case never:
                 assert_never(never)
         return PutBack(min(STRIPE_BACKOFF * 2 ** min(delivery.attempt - 1, 16), STRIPE_BACKOFF_MAX)), False
@@ -269,7 +274,11 @@ class Fulfillment:
             if purchase is None and may_try_deferred:
                 may_try_deferred = False
                 purchase = await store.claim_deferred(self.db)
-            if purchase is None or not await self._deliver(purchase, report):
+            if purchase is None:
+                break
+            with unit_of_work(row_kind="purchase", row_id=purchase.id, claim_token=purchase.claim_token):
+                goes_on = await self._deliver(purchase, report)
+            if not goes_on:
                 break
         log.info("fulfillment.flushed", stopped=report.stopped, **report.counts())
         return report
@@ -292,35 +301,48 @@ class Fulfillment:
         """One attempt at a claimed row; whether the flush goes on to the next."""
         report.attempted += 1
         ended = await self._attempt(purchase)
-        said = log.bind(purchase_id=purchase.id, claim_token=purchase.claim_token, attempt=purchase.attempt)
         if not ended.held:
-            said.warning("fulfillment.lease_lost")
+            log.warning("fulfillment.lease_lost")
             report.stopped = Stopped.LEASE_LOST
             return False
         match ended.outcome:
             case Delivered():
+                log.info("fulfillment.delivered", attempt=purchase.attempt)
                 report.delivered += 1
                 await self._mail(purchase, ended.outcome, report)
-                await self.outside.gates.succeed(self.outside.inviter.gate)
+                await self._all_is_well(report)
                 return True
             case Terminal(code):
-                said.warning("fulfillment.refused", code=code)
+                log.warning("fulfillment.refused", attempt=purchase.attempt, code=code)
                 report.failed += 1
                 return True
             case Transient(code):
-                said.warning("fulfillment.put_back", code=code)
-                report.put_back += 1
+                log.warning("fulfillment.put_back", attempt=purchase.attempt, code=code)
                 report.stopped = Stopped.TRANSIENT
-            case Config(code, reason):
-                said.error("fulfillment.misconfigured", code=code)
-                report.put_back += 1
+            case Config(code):
+                log.error("fulfillment.misconfigured", attempt=purchase.attempt, code=code)
                 report.stopped = Stopped.CONFIG
-                vendor = self.outside.inviter.gate
-                await self.outside.pager.open(f"{SLICE}:{vendor}:{code}", f"Deliveries stopped at {vendor}: {reason}")
+                # Ids and codes: what the vendor said stands in the row, for operators alone.
+                await self.outside.pager.page(
+                    self._page_key,
+                    Severity.ERROR,
+                    f"Deliveries stopped: {self.outside.inviter.gate} says {code} at purchase {purchase.id}.",
+                )
             case never:
                 assert_never(never)
+        report.put_back += 1
         report.closed_until = await self.outside.gates.closed_until(self.outside.inviter.gate)
         return False
+
+    @property
+    def _page_key(self) -> str:
+        return f"{SLICE}:{self.outside.inviter.gate}"
+
+    async def _all_is_well(self, report: FlushReport) -> None:
+        """The flush's first delivery: refusals in a row begin anew, and whoever was paged may sleep."""
+        if report.delivered == 1:
+            await self.outside.gates.succeed(self.outside.inviter.gate)
+            await self.outside.pager.resolve(self._page_key)
 
     async def _attempt(self, purchase: store.ClaimedPurchase) -> effects.Attempt[Outcome]:
         handle = purchase.github_handle
@@ -373,11 +395,10 @@ class Fulfillment:
             held = await store.put_back(
                 tx, purchase, code=code, reason=reason, ask_first=ask_first, attention=attention, timeouts=timeouts
             )
-            vendor = self.outside.inviter.gate
             if pause is not None and pause.wait is not None:
-                await Gates(tx).close(vendor, pause.wait, code, WORKER)
+                await Gates(tx).close(self.outside.inviter.gate, pause.wait, code, WORKER)
             elif pause is not None:
-                await Gates(tx).refuse(vendor, code, WORKER)
+                await Gates(tx).refuse(self.outside.inviter.gate, code, WORKER)
         return held
 
     async def _timeouts(self, purchase: store.ClaimedPurchase, outcome: Transient) -> store.Timeouts:
@@ -402,7 +423,7 @@ class Fulfillment:
                 report.mails_sent += 1
             case MailNotSent(code):
                 report.mails_not_sent += 1
-                log.warning("fulfillment.mail_not_sent", purchase_id=purchase.id, code=code)
+                log.warning("fulfillment.mail_not_sent", code=code)
             case never:
                 assert_never(never)
 
@@ -411,7 +432,7 @@ class Fulfillment:
 
         Without force only a pending or failed one; with force also one that is in progress (its flush, if it lives,
         loses it) or delivered (it is sent again). Raises Refusal: ``fulfillment_reason_missing`` (force without one),
-        ``fulfillment_unknown_purchase``, ``fulfillment_not_requeueable``.
+        ``fulfillment_purchase_unknown``, ``fulfillment_not_requeueable``.
         """
         if force and not (reason or "").strip():
             raise Refusal("fulfillment_reason_missing")
@@ -420,7 +441,7 @@ class Fulfillment:
             if requeued is None:
                 stands = await store.find_state(tx, purchase_id)
                 if stands is None:
-                    raise Refusal("fulfillment_unknown_purchase", str(purchase_id))
+                    raise Refusal("fulfillment_purchase_unknown", str(purchase_id))
                 why = "revoked" if stands.revoked_at else stands.fulfillment_state.value
                 raise Refusal("fulfillment_not_requeueable", f"purchase {purchase_id} is {why}")
             before = FulfillmentState(PURCHASES.edges[requeued.edge].source or "")
@@ -434,6 +455,5 @@ class Fulfillment:
                 after=FulfillmentState.PENDING,
             )
         report = await self.flush()
-        stands = await store.find_state(self.db, purchase_id)
-        assert stands is not None  # purchases are never deleted
-        return Retriggered(purchase_id, before, stands.fulfillment_state, report)
+        after = await store.find_state(self.db, purchase_id)
+        return Retriggered(purchase_id, before, after.fulfillment_state if after else FulfillmentState.PENDING, report)

@@ -4,7 +4,7 @@ One column is the whole queue: ``purchases.fulfillment_state``. The seam is clos
 ``InviteRequest`` and answers one of four outcomes; the flow matches them exhaustively and knows no vendor.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
@@ -78,7 +78,7 @@ class Delivered:
     """What the buyer is told: what they have now and what is left for them to do. The mail's only knowledge of the
     product."""
     already_had_access: bool = False
-    invitation: Invitation = Invitation()
+    invitation: Invitation = field(default_factory=Invitation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,7 +264,8 @@ async def requeue(tx: Tx, purchase_id: int, *, force: bool) -> Requeued | None:
 
 RECORD_ACTION: Final[LiteralString] = """
 insert into admin_actions (actor, verb, target, reason, before, after)
-values ($1, $2, $3, $4, jsonb_build_object('fulfillment_state', $5::text), jsonb_build_object('fulfillment_state', $6::text))"""
+values ($1, $2, $3, $4, jsonb_build_object('fulfillment_state', $5::text),
+        jsonb_build_object('fulfillment_state', $6::text))"""
 
 
 async def record_action(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from services.kernel.triggers import Doorbell
     from services.kernel.worker import Worker
 
+OnClose = Callable[[Callable[[], Awaitable[None]]], None]
+"""Registers what runs at the end of the process."""
 SliceSettingsT = TypeVar("SliceSettingsT", bound="SliceSettings")
 
 
@@ -60,6 +62,11 @@ T = TypeVar("T")
 
 class CommandLine(Protocol):
     """What a slice's command finds as ``typer.Context.obj``."""
+
+    @property
+    def actor(self) -> str:
+        """Who is at the keyboard, for ``admin_actions``."""
+        ...
 
     def run(self, service: "Service", work: Callable[[Runtime], Awaitable[T]]) -> T:
         """Open a process for one slice, do the work on its loop, close it. A ServiceError ends the command."""

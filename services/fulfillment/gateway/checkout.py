@@ -3,6 +3,7 @@
 from typing import Final, assert_never
 
 import stripe
+from pydantic import SecretStr
 
 from services.fulfillment.machine import (
     Fetched,
@@ -13,9 +14,18 @@ from services.fulfillment.machine import (
 )
 from services.kernel.errors import Retryable
 from services.kernel.gate import Gates, vendor
-from services.vendors.stripe import FailureKind, failure_of
+from services.kernel.service import OnClose
+from services.vendors.http import http_client
+from services.vendors.stripe import FailureKind, failure_of, stripe_client
 
 FETCH_BOUND_S: Final = 10.0
+
+
+def open_checkout(api_key: SecretStr, api_url: str | None, gates: Gates, on_close: OnClose) -> "StripeCheckout":
+    """Stripe, over an HTTP client of its own that ends with the process. ``api_url`` None: Stripe's own."""
+    http = http_client()
+    on_close(http.aclose)
+    return StripeCheckout(stripe_client(api_key.get_secret_value(), http, api_url=api_url), gates)
 
 
 class StripeCheckout:
@@ -47,6 +57,6 @@ class StripeCheckout:
 
     @vendor("stripe", bound_s=FETCH_BOUND_S)
     async def _retrieve(self, session_id: str) -> object:
-        found = await self._client.v1.checkout.sessions.retrieve_async(session_id)
+        found: object = await self._client.v1.checkout.sessions.retrieve_async(session_id)
         # An answer that is JSON but no object is not turned into theirs; the flow finds it unreadable.
         return found.to_dict() if isinstance(found, stripe.StripeObject) else found

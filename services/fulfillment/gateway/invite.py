@@ -4,9 +4,9 @@ Nothing else of the slice knows GitHub. In comes an ``InviteRequest``, out goes 
 no exception crosses. Every answer is read whole: GitHub says "slow down" in headers, in seconds, as a date or in words
 alone, and one 404 says both "no such account" and "your token cannot see the repository".
 
-    InviteSettings, open_inviter    what the slice's card wires
-    GitHubInviter.invite            still the same person? · did the last call arrive? · PUT · one question more, if need be
-    judge                           a PUT's answer -> an outcome, or the question that leads to one
+    InviteSettings, open_inviter   what the slice's card wires
+    GitHubInviter.invite           still the same person? · did the last call arrive? · PUT · if need be, one question
+    judge                          a PUT's answer -> an outcome, or the question that leads to one
 """
 
 import json
@@ -34,7 +34,9 @@ from services.fulfillment.machine import (
 )
 from services.kernel.errors import Retryable
 from services.kernel.gate import Gates, vendor
+from services.kernel.service import OnClose
 from services.kernel.settings import SliceSettings
+from services.vendors.http import http_client
 
 log = structlog.get_logger()
 
@@ -81,8 +83,10 @@ def paces(settings: InviteSettings) -> dict[str, float]:
     return {GATE: settings.github_pace_s}
 
 
-def open_inviter(settings: InviteSettings, http: httpx.AsyncClient, gates: Gates) -> "GitHubInviter":
-    """The product's gateway."""
+def open_inviter(settings: InviteSettings, gates: Gates, on_close: OnClose) -> "GitHubInviter":
+    """The product's gateway, over an HTTP client of its own that ends with the process."""
+    http = http_client()
+    on_close(http.aclose)
     return GitHubInviter(settings, http, gates)
 
 
@@ -112,7 +116,7 @@ class NoAnswer:
 class Invited:
     """GitHub invited the person, now or earlier; they must accept."""
 
-    invitation: Invitation = Invitation()
+    invitation: Invitation
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +295,6 @@ def path_segment(login: str) -> str:
 class GitHubInviter:
     """The flow's ``Inviter``."""
 
-    gate: Final = GATE
-
     def __init__(self, settings: InviteSettings, http: httpx.AsyncClient, gates: Gates) -> None:
         self._http = http
         self._api = settings.github_api_url.rstrip("/")
@@ -306,6 +308,7 @@ class GitHubInviter:
             "x-github-api-version": API_VERSION,
         }
         self.gates = gates
+        self.gate = GATE
 
     async def invite(self, request: InviteRequest) -> Outcome:
         """Give one person access to the repository. The caller bounds it; nothing is raised for GitHub's trouble."""
@@ -360,7 +363,7 @@ class GitHubInviter:
         """Did the call whose answer we never got arrive? None: no."""
         if (found := await self._access(login)) is not None:
             return found
-        url: str | None = f"{self._repository}/invitations?per_page={PAGE_SIZE}"
+        url = f"{self._repository}/invitations?per_page={PAGE_SIZE}"
         for _ in range(PAGES_MAX):
             answer = await self._look(url)
             if not isinstance(answer, Answer) or answer.status != 200 or not isinstance(answer.body, list):
@@ -369,9 +372,10 @@ class GitHubInviter:
                 made = _read(_Invitation, listed)
                 if made is not None and not made.expired and made.invitee is not None and _is(made.invitee, request):
                     return Invited(_invitation(made))
-            url = self._within_api(url, answer.next_url) if answer.next_url else None
-            if url is None:
+            following = self._within_api(url, answer.next_url) if answer.next_url else None
+            if following is None:
                 break
+            url = following
         return None
 
     async def _access(self, login: str) -> HasAccess | Transient | Config | None:

@@ -2,12 +2,19 @@
 
 from typing import Final, assert_never
 
+from pydantic import SecretStr
+
 from services.fulfillment.machine import AccessMail, MailAnswer, MailNotSent, MailSent
 from services.kernel.errors import Retryable
 from services.kernel.gate import Gates, vendor
 from services.vendors.smtp import Accepted, NotAccepted, SmtpServer, Unmailable, text_mail
 
 SEND_BOUND_S: Final = 10.0
+
+
+def open_mailer(smtp_url: SecretStr, gates: Gates, *, sender: str, product: str) -> "SmtpMailer":
+    """Mail through the installation's SMTP server; a connection a mail, so there is nothing to close."""
+    return SmtpMailer(SmtpServer(smtp_url.get_secret_value()), gates, sender=sender, product=product)
 
 
 class SmtpMailer:
