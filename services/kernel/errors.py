@@ -82,6 +82,17 @@ CODES: Final[dict[str, Code]] = {
         ),
         Code("setting_invalid", "A setting has a value that cannot be; correct the variable that is named.", exit=78),
         # Processes and commands
+        Code(
+            "database_refused",
+            "The database knows no such role or database, or not this password; correct ROWCLAIM_DATABASE_URL or"
+            " ROWCLAIM_DATABASE_PASSWORD, and run `rowclaim migrate` if the roles are not made yet.",
+            exit=78,
+        ),
+        Code(
+            "reference_stale", "A page of docs/reference is not what the code says; run `rowclaim reference`.", exit=65
+        ),
+        Code("gate_not_closed", "The gate is open already; `rowclaim gate list` shows them all.", exit=65),
+        Code("page_not_open", "No page of that key is open; `rowclaim pages list` shows those that are.", exit=65),
         Code("slice_unknown", "No slice has that name; the answer lists those there are.", exit=64),
         Code(
             "port_taken",
@@ -90,7 +101,7 @@ CODES: Final[dict[str, Code]] = {
         ),
         Code(
             "migration_failed",
-            "A migration failed and was rolled back; correct what the database says, then run `rowclaim migrate` again.",
+            "A migration was rolled back; correct what the database says, then run `rowclaim migrate` again.",
             exit=78,
         ),
         Code(
@@ -105,9 +116,73 @@ CODES: Final[dict[str, Code]] = {
             exit=70,
         ),
         Code(
+            "service_ended",
+            "A process that was to stay has ended; the end of its log is shown, the whole log is where `up` said.",
+            exit=70,
+        ),
+        Code(
             "stop_overdue",
             "Work in hand outlasted ROWCLAIM_GRACEFUL_STOP_S and was cut off; its rows show what is left to do.",
             exit=75,
+        ),
+        # What `rowclaim doctor` finds
+        Code(
+            "database_unreachable",
+            "No database lets us in at ROWCLAIM_DATABASE_URL; start it, or correct address, user and password.",
+            exit=69,
+        ),
+        Code("server_too_old", "The server is older than PostgreSQL 17; move the database to a newer one.", exit=78),
+        Code(
+            "wal_level_low",
+            "Committed changes cannot be streamed; run `alter system set wal_level = logical` and restart the server.",
+            exit=78,
+        ),
+        Code("migrations_pending", "The schema is older than this release; run `rowclaim migrate`.", exit=78),
+        Code(
+            "role_amiss",
+            "A login role is missing or not as the migrations made it; run the statement shown as a superuser.",
+            exit=78,
+        ),
+        Code(
+            "event_weeks_few",
+            "Events can be stored for less than two more weeks; run `rowclaim migrate`, and keep a consumer running.",
+            exit=78,
+        ),
+        Code(
+            "clock_skew",
+            "This machine's clock and the database's are apart, and signatures are judged by ours; synchronise both.",
+            exit=78,
+        ),
+        Code("broker_unreachable", "No broker answers at ROWCLAIM_KAFKA_BOOTSTRAP; start it or correct it.", exit=69),
+        Code("topics_missing", "Trigger topics are missing; run `rowclaim topics`.", exit=78),
+        Code("valkey_unreachable", "Nothing answers at ROWCLAIM_VALKEY_URL; start it or correct the address.", exit=69),
+        Code(
+            "mail_unreachable", "No mail server greets at ROWCLAIM_SMTP_URL; start it or correct the address.", exit=69
+        ),
+        Code(
+            "objects_unreachable",
+            "The object store does not answer, or refuses our keys; correct ROWCLAIM_S3_URL, _ACCESS_KEY, _SECRET_KEY.",
+            exit=69,
+        ),
+        Code(
+            "object_lock_missing",
+            "The bucket ROWCLAIM_S3_BUCKET is not there or locks no objects; create it with Object Lock enabled.",
+            exit=78,
+        ),
+        Code(
+            "pages_open",
+            "Somebody was woken and the cause stands; repair it, then `rowclaim pages resolve KEY --reason ...`.",
+            exit=1,
+        ),
+        Code(
+            "deliveries_parked",
+            "Events wait for a person; `rowclaim unpark` lists them, and puts them back once their cause is gone.",
+            exit=1,
+        ),
+        Code(
+            "transaction_old",
+            "A session holds a transaction open, so dead rows pile up; end it: `select pg_terminate_backend(PID)`.",
+            exit=1,
         ),
         # The embedded servers
         Code(

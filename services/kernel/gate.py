@@ -78,8 +78,7 @@ values ($1, rowclaim_clock() + $2::interval, $3, $4, rowclaim_clock())
 on conflict (vendor) do update set
   closed_until = excluded.closed_until, reason = excluded.reason,
   closed_by = excluded.closed_by, closed_at = excluded.closed_at
-where g.closed_until is null or g.closed_until < excluded.closed_until
-returning closed_until"""
+where g.closed_until is null or g.closed_until < excluded.closed_until"""
 
 # A refusal that names no instant: a minute, doubling with every further one in a row, an hour at most.
 REFUSE: Final[LiteralString] = """
@@ -88,8 +87,7 @@ values ($1, rowclaim_clock() + $2::interval, $4, $5, rowclaim_clock(), 1)
 on conflict (vendor) do update set
   refusals = g.refusals + 1, reason = excluded.reason, closed_by = excluded.closed_by, closed_at = excluded.closed_at,
   closed_until = greatest(g.closed_until,
-                          rowclaim_clock() + least($2::interval * power(2, least(g.refusals, 16)), $3::interval))
-returning closed_until"""
+                          rowclaim_clock() + least($2::interval * power(2, least(g.refusals, 16)), $3::interval))"""
 
 SUCCEED: Final[LiteralString] = """
 update vendor_gates set refusals = 0 where vendor = $1 and refusals > 0"""

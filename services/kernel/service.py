@@ -63,6 +63,11 @@ T = TypeVar("T")
 class CommandLine(Protocol):
     """What a slice's command finds as ``typer.Context.obj``."""
 
+    @property
+    def actor(self) -> str:
+        """Who is at the keyboard, for ``admin_actions``."""
+        ...
+
     def run(self, service: "Service", work: Callable[[Runtime], Awaitable[T]]) -> T:
         """Open a process for one slice, do the work on its loop, close it. A ServiceError ends the command."""
         ...

@@ -24,11 +24,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 import structlog
-from aiokafka import AIOKafkaProducer, ConsumerRecord
-from aiokafka.errors import KafkaError
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
+from aiokafka.errors import CorruptRecordException, KafkaError, UnsupportedCodecError
 from faststream.kafka import KafkaBroker, KafkaMessage
 from faststream.kafka.subscriber.usecase import BatchSubscriber
 from faststream.message.message import AckStatus
@@ -63,6 +64,8 @@ ALIVE_GRACE_S: Final = 90.0
 BURIED_MAX: Final = 10_000
 RECORD_BYTES_MAX: Final = 2 * 1024 * 1024
 LOST: Final = (KafkaError, OSError, TimeoutError)
+# A header's name that is not UTF-8, a compression we have no library for, a checksum that is wrong.
+UNREADABLE: Final = (UnicodeDecodeError, UnsupportedCodecError, CorruptRecordException)
 
 Header: TypeAlias = tuple[str, bytes | None]
 Record: TypeAlias = ConsumerRecord[bytes | None, bytes | None]
@@ -77,6 +80,11 @@ class Kafka:
     session_timeout_ms: int = 10_000
     heartbeat_ms: int = 3_000
     idempotent: bool = False
+
+    @property
+    def addresses(self) -> list[str]:
+        """Each ``host:port`` of ``bootstrap``, which may name several, parted by commas."""
+        return [address.strip() for address in self.bootstrap.split(",")]
 
 
 class Publisher:
@@ -117,7 +125,7 @@ class Publisher:
         async with self._starting:
             if self._producer is None:
                 producer = AIOKafkaProducer(
-                    bootstrap_servers=self._kafka.bootstrap,
+                    bootstrap_servers=self._kafka.addresses,
                     acks="all",
                     enable_idempotence=self._kafka.idempotent,
                     max_request_size=RECORD_BYTES_MAX,
@@ -238,7 +246,7 @@ class DeadLetters:
 
     async def bury(self, record: Record, reason: str) -> None:
         """Publish a record to its dead-letter topic unless this was done. Raises Retryable("broker_unavailable")."""
-        digest = hashlib.sha256(record.value or b"").hexdigest()[:16]
+        digest = hashlib.sha256(repr(record.value).encode()).hexdigest()[:16]
         key = f"{record.topic}/{record.partition}/{record.offset}/{digest}".encode()
         if key in self._buried:
             return
@@ -260,7 +268,7 @@ class DeadLetters:
 def make_broker(kafka: Kafka) -> KafkaBroker:
     """The one broker object of a consuming process. It publishes nothing and creates no topic."""
     return KafkaBroker(
-        kafka.bootstrap,
+        kafka.addresses,
         client_id="rowclaim",
         consumer_only=True,
         allow_auto_create_topics=False,
@@ -368,11 +376,31 @@ def _decoded(records: Iterable[Record]) -> tuple[frozenset[int], list[tuple[Reco
     return frozenset(ids), dead
 
 
+class _Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ships no types
+    """A consumer that gets past bytes its driver cannot read; it would fetch them for ever, as fast as it can.
+
+    It goes on at the end of the log. What it skips are rings: their rows are found by the tick and by sweeps.
+    """
+
+    async def getmany(self, *partitions: Any, timeout_ms: int = 0, max_records: int | None = None) -> Any:
+        try:
+            return await super().getmany(*partitions, timeout_ms=timeout_ms, max_records=max_records)
+        except UNREADABLE as error:
+            topics = sorted({partition.topic for partition in self.assignment()})
+            log.error("records_unreadable", topics=topics, reason=type(error).__name__)
+            for topic in topics:
+                RECORDS.labels(topic, "unreadable").inc()
+            await self.seek_to_end()
+            return {}
+
+
 async def start_subscribers(broker: KafkaBroker) -> None:
     """Join all groups at once (the framework would join one after another). Raises Retryable("broker_unavailable")."""
     try:
         async with asyncio.timeout(JOIN_S):
             await broker.connect()
+            config = broker.config.broker_config
+            config.builder = partial(_Consumer, **cast("partial[Any]", config.builder).keywords)
             async with asyncio.TaskGroup() as joins:
                 for subscriber in broker.subscribers:
                     joins.create_task(subscriber.start())
@@ -447,7 +475,7 @@ class Liveness:
 
     async def alive(self) -> bool:
         """Ask often: what was never seen consuming within the grace counts as dead once the broker answers."""
-        if consuming(self._broker) or not await _reachable(self._broker.url):
+        if consuming(self._broker) or not await _reachable(self._broker.specification.url):
             self._seen = self._clock()
         return self._clock() - self._seen <= self._grace_s
 

@@ -43,10 +43,13 @@ DOORS = {
 # Modules that need a library's names and exchange nothing themselves, with what they need.
 NAMES_ONLY = {
     "services/fulfillment/gateway/checkout.py": {"stripe": "its error classes"},
+    "services/fulfillment/gateway/invite.py": {"httpx": "the client it is lent, and its error classes"},
+    "services/ingress/api/commands.py": {"socket": "the host's name"},
     "services/ingress/gateway/stripe.py": {"stripe": "its signature check"},
     "services/ingress/store.py": {"asyncpg": "its error classes"},
     "services/kernel/claim.py": {"socket": "the host's name"},
     "services/operations/web.py": {"socket": "the listening socket: a way in"},
+    "services/vendors/pagerduty.py": {"httpx": "the client it is lent, and its error classes"},
     "services/vendors/stripe.py": {"httpx": "the client of vendors/http", "stripe": "requests handed to that client"},
 }
 
@@ -72,6 +75,18 @@ def _ways(module: Module) -> Iterator[str]:
             yield from {node.attr, dotted} & OUTWARD_CALLS
 
 
+def own_clients(root: Path) -> list[str]:
+    """HTTP exchanges begun without the client of vendors/http.py, whose transport stands in the door."""
+    verbs = {"AsyncClient", "Client", "delete", "get", "head", "options", "patch", "post", "put", "request", "stream"}
+    return [
+        f"{module.place}:{node.lineno}"
+        for module in modules(root, "services")
+        if not module.place.startswith("services/sandbox/") and module.place != "services/vendors/http.py"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"httpx.{verb}" for verb in verbs}
+    ]
+
+
 def uncrossed(root: Path, places: Iterator[str] | list[str]) -> list[str]:
     """Modules with a way out that never stand in a door."""
     return [place for place in places if "with Crossing(Door." not in (root / place).read_text(encoding="utf-8")]
@@ -82,6 +97,7 @@ def test_nothing_leaves_but_by_a_door() -> None:
     known |= {place: set(names) for place, names in NAMES_ONLY.items()}
     assert ways_out(ROOT) == known
     assert uncrossed(ROOT, sorted(DOORS)) == []
+    assert own_clients(ROOT) == []
 
 
 def test_a_seventh_way_out_is_noticed(tmp_path: Path) -> None:
@@ -93,6 +109,7 @@ def test_a_seventh_way_out_is_noticed(tmp_path: Path) -> None:
             "services/a/api.py": "from asyncio import create_subprocess_exec\nfrom urllib import request\n",
             "services/a/machine.py": "import os\nos.fork()\nself.system()\n",
             "services/a/quiet.py": "import json\n",
+            "services/a/gateway.py": "def lent(client: httpx.AsyncClient): ...\nhttpx.AsyncClient()\n",
             "services/sandbox/a.py": "import socket\n",
         },
     )
@@ -102,6 +119,7 @@ def test_a_seventh_way_out_is_noticed(tmp_path: Path) -> None:
         "services/a/machine.py": {"os.fork"},
         "services/a/store.py": {"open_connection", "psycopg2"},
     }
+    assert own_clients(tmp_path) == ["services/a/gateway.py:2"]
     assert uncrossed(tmp_path, ["services/a/quiet.py"]) == ["services/a/quiet.py"]
 
 

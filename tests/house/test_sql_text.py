@@ -24,9 +24,7 @@ STATEMENT = re.compile(
     )""",
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
-QUERYING = frozenset(
-    {"row", "rows", "value", "execute", "executemany", "fetch", "fetchrow", "fetchval", "prepare", "cursor"}
-)
+QUERYING = frozenset({"value", "execute", "executemany", "fetch", "fetchrow", "fetchval", "prepare", "cursor"})
 WALL_CLOCKS = re.compile(
     r"(?<![\w.])((now|clock_timestamp|statement_timestamp|transaction_timestamp|timeofday)\s*\("
     r"|(current_timestamp|localtimestamp|current_date|current_time|localtime)\b)",
@@ -117,9 +115,10 @@ def _builds(node: ast.expr) -> bool:
             return is_sql(text)
         case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="format" | "replace" | "join")):
             return is_sql(text)
-        case ast.Call(func=ast.Attribute(attr=verb)) if verb in QUERYING:
-            # A statement is the first argument, or the second behind a row class.
-            return any(isinstance(argument, ast.JoinedStr | ast.BinOp) for argument in node.args[:2])
+        case ast.Call(func=ast.Attribute(attr="row" | "rows"), args=[_, statement, *_]):
+            return isinstance(statement, ast.JoinedStr | ast.BinOp)
+        case ast.Call(func=ast.Attribute(attr=verb), args=[statement, *_]) if verb in QUERYING:
+            return isinstance(statement, ast.JoinedStr | ast.BinOp)
     return False
 
 
@@ -245,6 +244,7 @@ x = "select a from " + table
 x = "select a from {}".format(table)
 tx.execute(f"{verb} into t")
 tx.rows(Row, BASE + " limit 1")
+tx.value(NAMED, f"{wait} ms")
 log(f"selected from {table}")
 """,
         },

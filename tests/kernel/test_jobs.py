@@ -330,7 +330,7 @@ async def test_a_lease_that_cannot_be_renewed_ends_the_run_no_later_than_the_lea
             cancelled.set()
         return {}
 
-    loop = Loop(job(run=run, lease=SHORT), NoRenewals(await connect(ROLE)), tick_s=3600.0)  # type: ignore[arg-type]
+    loop = Loop(job(run=run, lease=SHORT), NoRenewals(await connect(ROLE)), tick_s=3600.0)  # type: ignore[arg-type]  # stands in for it
     await asyncio.wait_for(cancelled.wait(), 10)
     await loop.end()
 

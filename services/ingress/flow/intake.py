@@ -34,6 +34,9 @@ VERIFIED = Counter(
 
 TOPICS: Final = {Source.STRIPE: STRIPE_EVENTS.name, Source.CLERK: CLERK_EVENTS.name}
 
+WAITING_MAX: Final = 2048
+"""Requests that may wait for the database: some seconds of a burst, and at a megabyte each still no danger to us."""
+BATCH_MAX: Final = 256
 REFUSALS_LOGGED_EVERY_S: Final = 1.0
 VERSIONS_MAX: Final = 64
 
@@ -61,7 +64,7 @@ class Outside:
 class Intake:
     """The door of one process. ``receive`` is called once a request; many at a time share a commit."""
 
-    def __init__(self, db: Database, outside: Outside) -> None:
+    def __init__(self, db: Database, outside: Outside, *, waiting_max: int = WAITING_MAX) -> None:
         self._db = db
         self._outside = outside
         self._refusals = _Refusals()
@@ -73,6 +76,8 @@ class Intake:
             # Two batches over the same events, in this process or another, lock them in this order.
             order=lambda arrival: (arrival.source, arrival.external_id),
             overflow="ingress_full",
+            batch_max=min(BATCH_MAX, waiting_max),
+            waiting_max=waiting_max,
         )
 
     async def receive(self, source: Source, headers: Headers, body: bytes) -> Receipt:

@@ -67,7 +67,11 @@ class MailSink:
         loop = asyncio.get_running_loop()
         if self._port is None:
             self._port = free_port()
-        self._server = await loop.create_server(lambda: _Conversation(self, loop), "127.0.0.1", self._port)
+        # in two steps: cancelled between them, the server is known and `stop` closes it
+        self._server = await loop.create_server(
+            lambda: _Conversation(self, loop), "127.0.0.1", self._port, start_serving=False
+        )
+        await self._server.start_serving()
 
     async def stop(self) -> None:
         """Stop listening and cut what is open, hanging conversations too. The messages stay."""

@@ -1,11 +1,11 @@
 import asyncio
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from services.sandbox.embedded import keeper, process
+from services.sandbox.embedded.leftovers import find_run_processes
 from services.sandbox.embedded.process import (
     RUN_VARIABLE,
     Command,
     ExitedEarly,
+    Finished,
     ServerProcess,
     StartFailed,
     StopStep,
@@ -251,33 +253,32 @@ async def test_a_child_that_is_never_ready_fails_in_bounded_time(spawned: Any) -
     assert child.alive  # whose end is the caller's business
 
 
-def test_run_to_end_gives_output_and_code_from_any_thread(tmp_path: Path) -> None:
-    command = Command(
-        name="short",
-        argv=("/bin/sh", "-c", "echo said; pwd; exit 5"),
-        log_path=tmp_path / "log",
-        death_signal=signal.SIGKILL,
-        cwd=tmp_path,
-    )
-    done: list[subprocess.CompletedProcess[str]] = []
-    thread = threading.Thread(target=lambda: done.append(run_to_end(command, within_s=10)))
-    thread.start()
-    thread.join()
-    assert (done[0].returncode, done[0].stdout) == (5, f"said\n{tmp_path}\n")
+async def test_run_to_end_gives_code_and_words(tmp_path: Path) -> None:
+    argv = ("/bin/sh", "-c", "echo said; pwd; exit 5")
+    command = Command(name="short", argv=argv, death_signal=signal.SIGKILL, cwd=tmp_path)
+    assert await run_to_end(command, within_s=10) == Finished(5, f"said\n{tmp_path}\n")
 
 
-def test_run_to_end_gives_the_reason_when_nothing_ran(tmp_path: Path) -> None:
-    command = Command(name="short", argv=("/nowhere",), log_path=tmp_path / "log", death_signal=signal.SIGKILL)
-    done = run_to_end(command, within_s=10)
-    assert (done.returncode, done.stdout) == (keeper.CANNOT_START, "[Errno 2] No such file or directory")
+async def test_run_to_end_gives_the_reason_when_nothing_ran() -> None:
+    command = Command(name="short", argv=("/nowhere",), death_signal=signal.SIGKILL)
+    assert await run_to_end(command, within_s=10) == Finished(None, "[Errno 2] No such file or directory")
 
 
-def test_run_to_end_is_bounded(tmp_path: Path) -> None:
-    command = Command(name="short", argv=SLEEP, log_path=tmp_path / "log", death_signal=signal.SIGKILL)
-    started = time.monotonic()
-    with pytest.raises(subprocess.TimeoutExpired):
-        run_to_end(command, within_s=0.2)
-    assert time.monotonic() - started < 5
+async def test_run_to_end_is_bounded() -> None:
+    argv = ("/bin/sh", "-c", "echo slowly; exec sleep 600")
+    command = Command(name="short", argv=argv, death_signal=signal.SIGKILL)
+    assert await run_to_end(command, within_s=0.3) == Finished(None, "killed after 0.3 s\nslowly\n")
+
+
+async def test_a_cancelled_run_to_end_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUN_VARIABLE, f"run-{secrets.token_hex(6)}")
+    command = Command(name="short", argv=SLEEP, death_signal=signal.SIGKILL)
+    running = asyncio.create_task(run_to_end(command, within_s=60))
+    await wait_until(lambda: find_run_processes(run_id()), within_s=5, what="it runs")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert find_run_processes(run_id()) == []
 
 
 def test_a_run_is_named_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
