@@ -69,7 +69,7 @@ def fetch() -> Path:
         # npm is a script that finds node on PATH: the bundled one lies beside it.
         environment = os.environ | {"PATH": f"{Path(npm).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
         try:
-            packed = subprocess.run(  # noqa: S603
+            packed = subprocess.run(
                 command, env=environment, cwd=folder, capture_output=True, text=True, timeout=FETCH_BOUND_S, check=True
             )
         except (OSError, subprocess.SubprocessError) as error:

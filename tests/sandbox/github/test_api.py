@@ -1,17 +1,12 @@
 """The routes: what they answer, held against GitHub's published description, and what they change."""
 
-import json
-from collections.abc import AsyncIterator, Iterator
-from itertools import count
-from typing import Any
+from collections.abc import AsyncIterator
 from urllib.parse import quote
 
 import httpx
 import pytest
 
-from services.sandbox.github.shapes import AccountType
 from services.sandbox.github.world import DEFAULT_REPOSITORY, DEFAULT_TOKEN
-from services.sandbox.log import Vendor
 from services.sandbox.world import Urls, World
 from tests.sandbox.github.conftest import HEADERS
 from tests.sandbox.github.description import Description
