@@ -6,4 +6,5 @@ pytest_plugins = [
     "tests.fixtures.servers",
     "tests.fixtures.database",
     "tests.fixtures.sandbox",
+    "tests.fixtures.fulfillment",
 ]
