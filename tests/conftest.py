@@ -8,4 +8,5 @@ pytest_plugins = [
     "tests.crash.plugin",
     "tests.fixtures.listening",
     "tests.fixtures.sandbox",
+    "tests.fixtures.fulfillment",
 ]

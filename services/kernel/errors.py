@@ -212,7 +212,7 @@ CODES: Final[dict[str, Code]] = {
         # Fulfillment
         Code(
             "fulfillment_not_requeueable",
-            "Only a pending or failed purchase is re-triggered; for one in progress or delivered, `--force --reason TEXT`.",
+            "Unforced, only a pending or failed purchase is re-triggered; add `--force --reason TEXT` to send again.",
             status=409,
             exit=65,
         ),
