@@ -3,22 +3,26 @@
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
 _POLL_S = 0.01
 
 
-async def wait_until(probe: Callable[[], T | Awaitable[T]], *, within_s: float, what: str) -> T:
+@overload
+async def wait_until(probe: Callable[[], Coroutine[Any, Any, T]], *, within_s: float, what: str) -> T: ...
+@overload
+async def wait_until(probe: Callable[[], T], *, within_s: float, what: str) -> T: ...
+async def wait_until(probe: Callable[[], Any], *, within_s: float, what: str) -> Any:
     """Call `probe` (plain or async) until its result is truthy, and return that result.
 
     Raises AssertionError naming `what` and the last result when `within_s` seconds are over; the probe is called at
     least once, and what it raises passes through.
     """
     deadline = time.monotonic() + within_s
-    value: T | None = None
+    value = None
     while True:
         result = probe()
         if inspect.isawaitable(result):

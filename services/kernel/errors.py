@@ -28,6 +28,12 @@ CODES: Final[dict[str, Code]] = {
     code.name: code
     for code in (
         # The database and its laws
+        Code(
+            "database_busy",
+            "The database could not do it now (a lock, a limit); the sender may try again.",
+            status=503,
+            exit=75,
+        ),
         Code("database_unavailable", "The database did not answer; the sender may try again.", status=503, exit=75),
         Code(
             "edge_refused",
@@ -75,6 +81,113 @@ CODES: Final[dict[str, Code]] = {
             exit=78,
         ),
         Code("setting_invalid", "A setting has a value that cannot be; correct the variable that is named.", exit=78),
+        # HTTP
+        Code("not_found", "Nothing is there, or nothing of yours; correct the address.", status=404),
+        Code("method_not_allowed", "The address takes other methods; the header `allow` names them.", status=405),
+        Code("request_invalid", "The request is not as described; correct the places named.", status=422),
+        # Processes and commands
+        Code(
+            "database_refused",
+            "The database knows no such role or database, or not this password; correct ROWCLAIM_DATABASE_URL or"
+            " ROWCLAIM_DATABASE_PASSWORD, and run `rowclaim migrate` if the roles are not made yet.",
+            exit=78,
+        ),
+        Code(
+            "reference_stale", "A page of docs/reference is not what the code says; run `rowclaim reference`.", exit=65
+        ),
+        Code("gate_not_closed", "The gate is open already; `rowclaim gate list` shows them all.", exit=65),
+        Code("page_not_open", "No page of that key is open; `rowclaim pages list` shows those that are.", exit=65),
+        Code("slice_unknown", "No slice has that name; the answer lists those there are.", exit=64),
+        Code(
+            "port_taken",
+            "Another process listens there; stop it, or set ROWCLAIM_HTTP_PORT or ROWCLAIM_HEALTH_PORT.",
+            exit=69,
+        ),
+        Code(
+            "migration_failed",
+            "A migration was rolled back; correct what the database says, then run `rowclaim migrate` again.",
+            exit=78,
+        ),
+        Code(
+            "topic_refused",
+            "The broker refused to create a topic; correct what it says, then run `rowclaim topics` again.",
+            exit=78,
+        ),
+        Code(
+            "task_crashed",
+            "A task failed and took its process down; start it anew and report the log line process.task_crashed.",
+            status=500,
+            exit=70,
+        ),
+        Code(
+            "service_ended",
+            "A process that was to stay has ended; the end of its log is shown, the whole log is where `up` said.",
+            exit=70,
+        ),
+        Code(
+            "stop_overdue",
+            "Work in hand outlasted ROWCLAIM_GRACEFUL_STOP_S and was cut off; its rows show what is left to do.",
+            exit=75,
+        ),
+        # What `rowclaim doctor` finds
+        Code(
+            "database_unreachable",
+            "No database lets us in at ROWCLAIM_DATABASE_URL; start it, or correct address, user and password.",
+            exit=69,
+        ),
+        Code("server_too_old", "The server is older than PostgreSQL 17; move the database to a newer one.", exit=78),
+        Code(
+            "wal_level_low",
+            "Committed changes cannot be streamed; run `alter system set wal_level = logical` and restart the server.",
+            exit=78,
+        ),
+        Code("migrations_pending", "The schema is older than this release; run `rowclaim migrate`.", exit=78),
+        Code(
+            "role_amiss",
+            "A login role is missing or not as the migrations made it; run the statement shown as a superuser.",
+            exit=78,
+        ),
+        Code(
+            "event_weeks_few",
+            "Events can be stored for less than two more weeks; run `rowclaim migrate`, and keep a consumer running.",
+            exit=78,
+        ),
+        Code(
+            "clock_skew",
+            "This machine's clock and the database's are apart, and signatures are judged by ours; synchronise both.",
+            exit=78,
+        ),
+        Code("broker_unreachable", "No broker answers at ROWCLAIM_KAFKA_BOOTSTRAP; start it or correct it.", exit=69),
+        Code("topics_missing", "Trigger topics are missing; run `rowclaim topics`.", exit=78),
+        Code("valkey_unreachable", "Nothing answers at ROWCLAIM_VALKEY_URL; start it or correct the address.", exit=69),
+        Code(
+            "mail_unreachable", "No mail server greets at ROWCLAIM_SMTP_URL; start it or correct the address.", exit=69
+        ),
+        Code(
+            "objects_unreachable",
+            "The object store does not answer, or refuses our keys; correct ROWCLAIM_S3_URL, _ACCESS_KEY, _SECRET_KEY.",
+            exit=69,
+        ),
+        Code(
+            "object_lock_missing",
+            "The bucket ROWCLAIM_S3_BUCKET is not there or locks no objects; create it with Object Lock enabled.",
+            exit=78,
+        ),
+        Code(
+            "pages_open",
+            "Somebody was woken and the cause stands; repair it, then `rowclaim pages resolve KEY --reason ...`.",
+            exit=1,
+        ),
+        Code(
+            "deliveries_parked",
+            "Events wait for a person; `rowclaim unpark` lists them, and puts them back once their cause is gone.",
+            exit=1,
+        ),
+        Code(
+            "transaction_old",
+            "A session holds a transaction open, so dead rows pile up; end it: `select pg_terminate_backend(PID)`.",
+            exit=1,
+        ),
         # The embedded servers
         Code(
             "platform_unsupported",
@@ -96,7 +209,25 @@ CODES: Final[dict[str, Code]] = {
             "Another process serves the same data directory; stop it or choose another directory.",
             exit=69,
         ),
-        Code("topic_refused", "The broker refused to create a topic; the message holds its words.", exit=69),
+        # Fulfillment
+        Code(
+            "fulfillment_not_requeueable",
+            "Unforced, only a pending or failed purchase is re-triggered; add `--force --reason TEXT` to send again.",
+            status=409,
+            exit=65,
+        ),
+        Code(
+            "fulfillment_purchase_unknown",
+            "There is no purchase of this id; the desk and the log name purchases by their id.",
+            status=404,
+            exit=65,
+        ),
+        Code(
+            "fulfillment_reason_missing",
+            "Forcing a purchase may repeat what a buyer was given: say why with `--reason TEXT`; it is kept.",
+            status=400,
+            exit=64,
+        ),
         # Ingress
         Code(
             "body_not_json",
@@ -116,6 +247,11 @@ CODES: Final[dict[str, Code]] = {
         Code(
             "delivery_not_parked",
             "A delivery that is named is not parked; `rowclaim unpark` lists those that are.",
+            exit=65,
+        ),
+        Code(
+            "delivery_shown_only",
+            "A delivery that is named was stored to be shown: no consumer can read it. Fetch its object at the sender.",
             exit=65,
         ),
         Code(

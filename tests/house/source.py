@@ -10,8 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 CODE = ("services", "schemas", "tests", "bench")
 ROOMS = ("machine", "store", "flow", "gateway", "api", "consumer")
-# Folders of services/ that are no slices: the shared law, the shared adapters, and the outside world.
-SHARED = ("kernel", "vendors", "sandbox")
+# Folders of services/ that are no slices: the shared law and adapters, the operators' commands, the outside world.
+SHARED = ("kernel", "vendors", "operations", "sandbox")
 
 
 @dataclass(frozen=True)

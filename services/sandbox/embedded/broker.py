@@ -3,20 +3,17 @@
 import asyncio
 import secrets
 import signal
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from services.kernel.errors import Stop
 from services.sandbox.embedded import packages
 from services.sandbox.embedded.process import Command
 from services.sandbox.embedded.server import Server
 
 _ANSWER_WITHIN_S: Final = 5.0
-_TOPIC_ALREADY_EXISTS: Final = 36
 
 
 class Broker(Server):
@@ -48,7 +45,6 @@ class Broker(Server):
             ),
             log_path=self.log_path,
             death_signal=signal.SIGKILL,
-            environment={"RUST_LOG": "warn"},  # at info it writes megabytes in its first moments
         )
 
     async def _is_ready(self) -> bool:
@@ -73,20 +69,3 @@ async def find_cluster_id(bootstrap: str) -> str | None:
     except (OSError, TimeoutError, KafkaError):
         return None
     return str(described["cluster_id"])
-
-
-async def create_topics(bootstrap: str, topics: Mapping[str, int]) -> None:
-    """Create each topic with its number of partitions; existing ones stay as they are. Raises Stop `topic_refused`."""
-    async with asyncio.timeout(_ANSWER_WITHIN_S):
-        admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-        try:
-            await admin.start()
-            answer: Any = await admin.create_topics(
-                [NewTopic(name, partitions, 1) for name, partitions in topics.items()]
-            )
-        finally:
-            await admin.close()
-    # refusals come in the answer, not as exceptions
-    for topic, code, *words in answer.topic_errors:
-        if code not in (0, _TOPIC_ALREADY_EXISTS):
-            raise Stop("topic_refused", f"{topic}: error {code} {' '.join(map(str, words))}".rstrip())

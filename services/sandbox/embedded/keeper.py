@@ -7,7 +7,7 @@ held. Standard library only.
 IDENTITY is `same`, `userns` (a user namespace in which root appears as uid 1) or `UID:GID`.
 MODE `exec` becomes the server and asks Linux for DEATH_SIGNAL at our death. MODE `hold` (systems without that call)
 stays as the server's parent, blocks on its standard input, which only our end of the pipe keeps open, and sends
-DEATH_SIGNAL at its end of file. MODE `once` becomes a short program there, without a tie.
+DEATH_SIGNAL at its end of file.
 REPORT_FD receives `pid N` (hold) or nothing (exec) when the server runs, and one sentence when it could not be started.
 """
 
@@ -98,8 +98,7 @@ def main() -> None:
         restore_signals()
         if mode == "hold":
             os._exit(hold(death_signal, report_fd, command))
-        if mode == "exec":
-            die_with(parent, death_signal)  # after `become`: a change of credentials clears the death signal
+        die_with(parent, death_signal)  # after `become`: a change of credentials clears the death signal
         os.execv(command[0], command)  # noqa: S606 - no shell is the point
     except OSError as error:
         os.write(report_fd, str(error).encode())

@@ -85,7 +85,7 @@ class Postgres(Server):
         """Fast shutdown: open sessions are ended, everything is written."""
         await super().stop()
         if self.socket_dir is not None:
-            await asyncio.to_thread(shutil.rmtree, self.socket_dir, ignore_errors=True)
+            shutil.rmtree(self.socket_dir, ignore_errors=True)
 
     async def create_database(self, name: str) -> None:
         """Create an empty database unless it exists."""
@@ -99,11 +99,12 @@ class Postgres(Server):
 
     async def _prepare(self) -> None:
         binary = packages.postgres_binary()
-        await asyncio.to_thread(self._initialise)
+        if self._is_new():
+            await self._initialise()
         await self._outlive_earlier()
-        self._identity = await asyncio.to_thread(identity_for, self.data_dir, binary)
+        self._identity = await identity_for(self.data_dir, binary)
         if self.socket_only:
-            await asyncio.to_thread(self._make_socket_dir)
+            self._make_socket_dir()
 
     def _command(self) -> Command:
         self._configure()
@@ -120,13 +121,17 @@ class Postgres(Server):
         lines = _lines(self.data_dir / "postmaster.pid")
         return len(lines) >= 8 and lines[0] == str(self.process.pid) and lines[7].strip() == "ready"
 
-    def _initialise(self) -> None:
+    def _is_new(self) -> bool:
         if (self.data_dir / "PG_VERSION").exists():
-            return
+            return False
+        if self.data_dir.exists() and any(self.data_dir.iterdir()):
+            raise StartFailed(_NAME, f"{self.data_dir} holds something else than its data; choose another directory")
+        return True
+
+    async def _initialise(self) -> None:
         # under another name until it is whole: an initdb that was killed half-way would never start again
         fresh = self.data_dir.with_name(self.data_dir.name + ".new")
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(mode=0o700, parents=True)
+        _make_anew(fresh)
         binary = packages.postgres_binary("initdb")
         initdb = Command(
             name="initdb",
@@ -134,19 +139,14 @@ class Postgres(Server):
                 *(binary, "-D", fresh, "-U", SUPERUSER, "--auth=trust", "--encoding=UTF8"),
                 *("--locale-provider=builtin", "--locale=C.UTF-8", "--no-sync", "--no-instructions"),
             ),
-            log_path=self.log_path,
             death_signal=signal.SIGKILL,
-            identity=identity_for(fresh, binary),
+            identity=await identity_for(fresh, binary),
         )
-        done = run_to_end(initdb, within_s=_INITDB_WITHIN_S)
-        if done.returncode != 0:
-            raise StartFailed(_NAME, f"initdb ended with code {done.returncode}", done.stdout)
-        with (fresh / "postgresql.conf").open("a") as conf:
-            conf.write(f"include '{_CONF}'\n")
-        try:
-            fresh.rename(self.data_dir)  # over an empty directory at most
-        except OSError as error:
-            raise StartFailed(_NAME, f"{self.data_dir} holds something else than its data: {error}") from error
+        done = await run_to_end(initdb, within_s=_INITDB_WITHIN_S)
+        if done.exit_code != 0:
+            raise StartFailed(_NAME, "initdb failed", done.said)
+        _append(fresh / "postgresql.conf", f"include '{_CONF}'\n")
+        fresh.rename(self.data_dir)  # over an empty directory at most, says the system too
 
     async def _outlive_earlier(self) -> None:
         """Wait for a postmaster whose parent has just died; remove a lock file that names somebody else's process.
@@ -190,6 +190,16 @@ class Postgres(Server):
         if os.geteuid() == 0:
             self.socket_dir.chmod(0o755)
             give(self.socket_dir, self._identity)
+
+
+def _make_anew(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700, parents=True)
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
 
 
 def _is_postmaster(command: str, data_dir: Path) -> bool:

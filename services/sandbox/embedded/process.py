@@ -12,17 +12,19 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from services.kernel.errors import Stop
 
 RUN_VARIABLE: Final = "ROWCLAIM_RUN"
-BASE_ENVIRONMENT: Final = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}  # ours: PGPORT, RUST_LOG, odd locales never leak in
+# All a child sees of ours: a PGPORT or an odd locale would mislead PostgreSQL, a RUST_LOG fill the disk within minutes.
+BASE_ENVIRONMENT: Final = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
 
 # Who a child runs as (keeper.py); the third form is "uid:gid".
 SAME: Final = "same"
@@ -45,6 +47,7 @@ class StartFailed(Stop):
 
     def __init__(self, name: str, reason: str, log_tail: str = "", *, code: str = "server_start_failed") -> None:
         super().__init__(code, f"{name}: {reason}" + (f"\n{log_tail}" if log_tail else ""))
+        self.reason = reason
 
 
 class ExitedEarly(StartFailed):
@@ -96,8 +99,8 @@ class Command:
 
     name: str
     argv: Sequence[str | Path]
-    log_path: Path
     death_signal: signal.Signals
+    log_path: Path = Path(os.devnull)
     stop: tuple[StopStep, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     identity: str = SAME
@@ -129,7 +132,7 @@ class ServerProcess:
         try:
             for step in self.command.stop:
                 self._send(step.signal)
-                if await self._gone_within(step.grace_s):
+                if await self.gone_within(step.grace_s):
                     break
         finally:  # a cancelled stop still leaves nothing behind
             self.kill()
@@ -148,13 +151,22 @@ class ServerProcess:
         except ProcessLookupError:  # a keeper has reaped it and is about to exit
             return
 
-    async def _gone_within(self, seconds: float) -> bool:
+    async def gone_within(self, seconds: float) -> bool:
+        """Wait for its end; False when it still lives after `seconds`."""
         deadline = time.monotonic() + seconds
         while self.alive:
             if time.monotonic() > deadline:
                 return False
             await asyncio.sleep(_POLL_S)
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a short program ended: None when it never ran or had to be killed, and what it or the keeper said."""
+
+    exit_code: int | None
+    said: str
 
 
 def spawn(command: Command) -> ServerProcess:
@@ -165,7 +177,7 @@ def spawn(command: Command) -> ServerProcess:
     try:
         with command.log_path.open("ab") as log:
             popen = subprocess.Popen(
-                _keeper_argv(command, command.mode, writer),
+                _keeper_argv(command, writer),
                 stdin=subprocess.PIPE if command.mode == "hold" else subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -186,39 +198,33 @@ def spawn(command: Command) -> ServerProcess:
     return process
 
 
-def run_to_end(command: Command, *, within_s: float) -> subprocess.CompletedProcess[str]:
-    """Run a short program to its end under the same identity, death and environment rules; any thread may call it.
-
-    The result's stdout holds what the program printed, or the keeper's reason when it could not be executed.
-    Raises `subprocess.TimeoutExpired`.
-    """
-    reader, writer = os.pipe()
-    with os.fdopen(reader) as report:
+async def run_to_end(command: Command, *, within_s: float) -> Finished:
+    """Run a short program to its end, or kill it when the time is over or the caller is cancelled. Keeps no log."""
+    with tempfile.NamedTemporaryFile(prefix="rc-") as output:
         try:
-            done = subprocess.run(
-                _keeper_argv(command, "exec" if sys.platform == "linux" else "once", writer),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=BASE_ENVIRONMENT | dict(command.environment) | {RUN_VARIABLE: run_id()},
-                pass_fds=(writer,),
-                start_new_session=True,
-                timeout=within_s,
-                check=False,
-                text=True,
-                errors="replace",
-            )
+            process = spawn(replace(command, log_path=Path(output.name)))
+        except StartFailed as failed:
+            return Finished(None, failed.reason)
+        try:
+            ended = await process.gone_within(within_s)
         finally:
-            os.close(writer)
-        done.stdout += report.read()
-    return done
+            process.kill()
+        if not ended:
+            return Finished(None, f"killed after {within_s:g} s\n{process.log_tail()}")
+        return Finished(process.exit_code, process.log_tail())
 
 
-def _keeper_argv(command: Command, mode: str, report_fd: int) -> list[str]:
+def _keeper_argv(command: Command, report_fd: int) -> list[str]:
     # -I -S: no user site, no .pth files, no PYTHON* variables; the keeper is up in some 20 ms
     keeper = [sys.executable, "-I", "-S", str(_KEEPER)]
-    mode = "hold" if command.mode == "hold" else "exec"
-    head = [str(os.getpid()), str(int(command.death_signal)), command.identity, mode, str(report_fd), str(command.cwd)]
+    head = [
+        str(os.getpid()),
+        str(int(command.death_signal)),
+        command.identity,
+        command.mode,
+        str(report_fd),
+        str(command.cwd),
+    ]
     return keeper + head + [str(argument) for argument in command.argv]
 
 

@@ -72,9 +72,9 @@ class Stack:
 
     async def start(self) -> None:
         """Start the parts side by side. All are ready and the database exists, or none runs and the error is raised."""
-        await asyncio.to_thread(self._lock.take)
+        self._lock.take()
         try:
-            await asyncio.to_thread(self._fresh_logs)
+            self._fresh_logs()
             async with asyncio.TaskGroup() as starting:
                 for part in self.parts:
                     starting.create_task(self._start(part))
@@ -116,6 +116,7 @@ class Stack:
                     "ROWCLAIM_KAFKA_FETCH_WAIT_MS": str(_KAFKA_FETCH_WAIT_MS),
                     "ROWCLAIM_KAFKA_SESSION_TIMEOUT_MS": str(_KAFKA_SESSION_TIMEOUT_MS),
                     "ROWCLAIM_KAFKA_HEARTBEAT_MS": str(_KAFKA_HEARTBEAT_MS),
+                    "ROWCLAIM_KAFKA_IDEMPOTENT": "false",
                 }
             case Part.VALKEY:
                 return {"ROWCLAIM_VALKEY_URL": self.valkey.url}

@@ -3,6 +3,7 @@
 import os
 import pwd
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -10,9 +11,10 @@ from services.sandbox.embedded.process import SAME, USER_NAMESPACE, Command, Sta
 
 _NAME: Final = "PostgreSQL"
 _PROBE_WITHIN_S: Final = 10.0
+_OVERFLOW_ID: Final = 65_534
 
 
-def identity_for(directory: Path, program: Path) -> str:
+async def identity_for(directory: Path, program: Path) -> str:
     """The identity (see keeper.py) under which `program` may work in `directory`; the directory is given to it.
 
     An ordinary user stays himself. As root: the directory's owner if it has another one; else a user namespace, in
@@ -20,16 +22,12 @@ def identity_for(directory: Path, program: Path) -> str:
     """
     if os.geteuid() != 0:
         return SAME
-    owner = directory.stat()
-    if owner.st_uid != 0:
-        return _tried(directory, program, {f"its owner, uid {owner.st_uid}": f"{owner.st_uid}:{owner.st_gid}"})
-    candidates = {"a user namespace": USER_NAMESPACE}
-    try:
-        nobody = pwd.getpwnam("nobody")
-        candidates["the user nobody"] = f"{nobody.pw_uid}:{nobody.pw_gid}"
-    except KeyError:  # a bare image without it
-        pass
-    return _tried(directory, program, candidates)
+    uid, gid = _owner(directory)
+    if uid != 0:
+        return await _first_that_works(directory, program, {f"its owner, uid {uid}": f"{uid}:{gid}"})
+    return await _first_that_works(
+        directory, program, {"a user namespace": USER_NAMESPACE, "the user nobody": _nobody()}
+    )
 
 
 def give(path: Path, identity: str) -> None:
@@ -40,18 +38,34 @@ def give(path: Path, identity: str) -> None:
     os.chown(path, uid, gid, follow_symlinks=False)
 
 
-def _tried(directory: Path, program: Path, candidates: dict[str, str]) -> str:
-    owner = directory.stat()
+def _give_all(directory: Path, identity: str) -> None:
+    for path in (directory, *directory.rglob("*")):
+        give(path, identity)
+
+
+def _owner(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_uid, status.st_gid
+
+
+def _nobody() -> str:
+    try:
+        entry = pwd.getpwnam("nobody")
+    except KeyError:  # a bare image without it: the number it has elsewhere
+        return f"{_OVERFLOW_ID}:{_OVERFLOW_ID}"
+    return f"{entry.pw_uid}:{entry.pw_gid}"
+
+
+async def _first_that_works(directory: Path, program: Path, candidates: Mapping[str, str]) -> str:
+    owner = "{}:{}".format(*_owner(directory))
     reasons = []
     for description, identity in candidates.items():
         give(directory, identity)
-        reason = _refusal(directory, program, identity)
+        reason = await _refusal(directory, program, identity)
         if reason is None:
-            if directory.stat().st_uid != owner.st_uid:
-                for path in directory.rglob("*"):
-                    give(path, identity)
+            _give_all(directory, identity)
             return identity
-        os.chown(directory, owner.st_uid, owner.st_gid)
+        give(directory, owner)
         reasons.append(f"{description} ({reason})")
     raise StartFailed(
         _NAME,
@@ -61,17 +75,16 @@ def _tried(directory: Path, program: Path, candidates: dict[str, str]) -> str:
     )
 
 
-def _refusal(directory: Path, program: Path, identity: str) -> str | None:
+async def _refusal(directory: Path, program: Path, identity: str) -> str | None:
     """Why `program` cannot be run there; None when it can. Found out by doing it: modes alone do not tell."""
-    done = run_to_end(
+    done = await run_to_end(
         Command(
             name=_NAME,
             argv=(program, "--version"),
-            log_path=Path(os.devnull),
             death_signal=signal.SIGKILL,
             identity=identity,
             cwd=directory,
         ),
         within_s=_PROBE_WITHIN_S,
     )
-    return None if done.returncode == 0 else done.stdout.strip() or f"exit code {done.returncode}"
+    return None if done.exit_code == 0 else done.said.strip()

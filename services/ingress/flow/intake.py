@@ -14,6 +14,7 @@ from typing import Final, Protocol, assert_never
 import structlog
 from prometheus_client import Counter
 
+from schemas.triggers import CLERK_EVENTS, STRIPE_EVENTS
 from services.ingress import store
 from services.ingress.machine import Headers, Receipt, Rejected, Rejection, Source, Verdict, Verified
 from services.kernel.batch import Batcher
@@ -31,6 +32,11 @@ VERIFIED = Counter(
     ["source", "secret"],
 )
 
+TOPICS: Final = {Source.STRIPE: STRIPE_EVENTS.name, Source.CLERK: CLERK_EVENTS.name}
+
+WAITING_MAX: Final = 2048
+"""Requests that may wait for the database: some seconds of a burst, and at a megabyte each still no danger to us."""
+BATCH_MAX: Final = 256
 REFUSALS_LOGGED_EVERY_S: Final = 1.0
 VERSIONS_MAX: Final = 64
 
@@ -58,7 +64,7 @@ class Outside:
 class Intake:
     """The door of one process. ``receive`` is called once a request; many at a time share a commit."""
 
-    def __init__(self, db: Database, outside: Outside) -> None:
+    def __init__(self, db: Database, outside: Outside, *, waiting_max: int = WAITING_MAX) -> None:
         self._db = db
         self._outside = outside
         self._refusals = _Refusals()
@@ -70,6 +76,8 @@ class Intake:
             # Two batches over the same events, in this process or another, lock them in this order.
             order=lambda arrival: (arrival.source, arrival.external_id),
             overflow="ingress_full",
+            batch_max=min(BATCH_MAX, waiting_max),
+            waiting_max=waiting_max,
         )
 
     async def receive(self, source: Source, headers: Headers, body: bytes) -> Receipt:
@@ -111,7 +119,7 @@ class Intake:
         owed: dict[str, list[int]] = {}
         for one in arrived:
             if one.event_id is not None and one.unfinished:
-                owed.setdefault(Source(one.source).topic, []).append(one.event_id)
+                owed.setdefault(TOPICS[Source(one.source)], []).append(one.event_id)
         for topic, ids in owed.items():
             self._outside.bell.ring(topic, ids)
 
