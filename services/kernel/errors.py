@@ -81,6 +81,10 @@ CODES: Final[dict[str, Code]] = {
             exit=78,
         ),
         Code("setting_invalid", "A setting has a value that cannot be; correct the variable that is named.", exit=78),
+        # HTTP
+        Code("not_found", "Nothing is there, or nothing of yours; correct the address.", status=404),
+        Code("method_not_allowed", "The address takes other methods; the header `allow` names them.", status=405),
+        Code("request_invalid", "The request is not as described; correct the places named.", status=422),
         # Processes and commands
         Code(
             "database_refused",
@@ -208,7 +212,7 @@ CODES: Final[dict[str, Code]] = {
         # Fulfillment
         Code(
             "fulfillment_not_requeueable",
-            "Only a pending or failed purchase is re-triggered; for one in progress or delivered, `--force --reason TEXT`.",
+            "Unforced, only a pending or failed purchase is re-triggered; add `--force --reason TEXT` to send again.",
             status=409,
             exit=65,
         ),
