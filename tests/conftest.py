@@ -6,5 +6,7 @@ pytest_plugins = [
     "tests.fixtures.servers",
     "tests.fixtures.database",
     "tests.crash.plugin",
+    "tests.fixtures.listening",
     "tests.fixtures.sandbox",
+    "tests.fixtures.fulfillment",
 ]
