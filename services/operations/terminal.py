@@ -9,6 +9,7 @@ import dataclasses
 import getpass
 import json
 import os
+import platform
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -50,7 +51,7 @@ class Terminal:
     @property
     def actor(self) -> str:
         """Who is at the keyboard, for the record of what was done by hand."""
-        return getpass.getuser()
+        return f"{getpass.getuser()}@{platform.node()}"
 
     def chosen(self, name: str | None, able: Callable[[Service], object]) -> tuple[Service, ...]:
         """All cards that are ``able``, or the one of them that is named. Raises Stop("slice_unknown")."""
