@@ -69,7 +69,9 @@ class InviteSettings(SliceSettings):
     """What only this product needs to know."""
 
     github_api_url: str = "https://api.github.com"
+    """Base of GitHub's REST API."""
     github_token: SecretStr
+    """May invite to the repository, and may read users."""
     github_repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$")]
     """``owner/name`` of what is sold."""
     github_permission: str = "pull"
