@@ -3,6 +3,7 @@
 import typer
 
 from services.operations.consuming import consume, sweep
+from services.operations.demo.command import demo
 from services.operations.doctor import doctor
 from services.operations.gates import gate, pages
 from services.operations.migrating import migrate, topics
@@ -21,7 +22,7 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (up, migrate, topics, doctor, serve, consume, sweep, reference):
+    for command in (up, demo, migrate, topics, doctor, serve, consume, sweep, reference):
         app.command()(command)
     app.add_typer(gate, name="gate")
     app.add_typer(pages, name="pages")

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +23,7 @@ from services.operations.terminal import Terminal
 
 if TYPE_CHECKING:
     from services.sandbox.control import SandboxControl
-    from services.sandbox.embedded.process import ServerProcess
+    from services.sandbox.embedded.process import Finished, ServerProcess
     from services.sandbox.embedded.stack import Stack
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -35,17 +36,36 @@ DEFAULT_HTTP_PORT: Final = Settings.model_fields["http_port"].default
 DEFAULT_BUCKET: Final = Settings.model_fields["s3_bucket"].default
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an installation is made of, where it differs from the usual."""
+
+    parts: frozenset[str] | None = None
+    """Names of embedded parts; None: all."""
+    consumers: int = 1
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings beside those that say where everything is."""
+    alone: bool = False
+    """Take nothing from the environment and listen on a free port: the run must show the same on every machine."""
+
+
 class Installation:
     """The running whole. ``settings`` is the environment every process of it was started with."""
 
-    def __init__(self, terminal: Terminal, stack: "Stack") -> None:
+    def __init__(self, terminal: Terminal, stack: "Stack", plan: "Plan") -> None:
         self.stack = stack
+        self.plan = plan
         self.settings: dict[str, str] = {}
         self.sandbox: Mapping[str, Any] = {}
         """What the sandbox said when it listened: its addresses and keys."""
+        self.stripe_endpoint = ""
+        """The sandbox's id of the webhook endpoint that is our front door."""
         self.processes: dict[str, ServerProcess] = {}
+        self.ended_badly: list[str] = []
+        """Services that were told to stop and did not exit 0."""
         self.log_dir = stack.data_dir / "log"
         self._terminal = terminal
+        self._health_ports: dict[str, int] = {}
 
     @property
     def http_url(self) -> str:
@@ -53,8 +73,8 @@ class Installation:
 
     @property
     def health_url(self) -> str:
-        """Where the consuming process tells of itself."""
-        return f"http://127.0.0.1:{self.settings['ROWCLAIM_HEALTH_PORT']}"
+        """Where the (first) consuming process tells of itself."""
+        return f"http://127.0.0.1:{self._health_ports[_consumer(1)]}"
 
     def control(self) -> "SandboxControl":
         """The hand behind the scenery; close it after use."""
@@ -64,23 +84,33 @@ class Installation:
 
     async def run(self, *arguments: str) -> str:
         """Run a command of ours to its end; returns its output. Raises Stop("service_ended") unless it exits 0."""
+        done = await self.end_of(*arguments)
+        if done.exit_code != 0:
+            raise Stop("service_ended", f"rowclaim {' '.join(arguments)} ended with exit {done.exit_code}: {done.said}")
+        return done.said
+
+    async def end_of(self, *arguments: str) -> "Finished":
+        """Run a command of ours to its end, however it ends."""
         from services.sandbox.embedded.process import Command, run_to_end
 
-        name = f"rowclaim {' '.join(arguments)}"
         command = Command(
-            name=name,
+            name=f"rowclaim {' '.join(arguments)}",
             argv=(sys.executable, "-m", "services", *arguments),
             log_path=self.log_dir / "commands.log",
             death_signal=signal.SIGKILL,
             environment=self.settings,
             cwd=ROOT,
         )
-        done = await asyncio.to_thread(run_to_end, command, within_s=COMMAND_S)
-        if done.returncode != 0:
-            raise Stop("service_ended", f"{name} ended with exit {done.returncode}: {done.stdout.strip()}")
-        return done.stdout
+        return await run_to_end(command, within_s=COMMAND_S)
 
-    async def start(self, name: str, *, module: str = "services", arguments: Iterable[str] | None = None) -> None:
+    async def start(
+        self,
+        name: str,
+        *,
+        module: str = "services",
+        arguments: Iterable[str] | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         """Start a process that stays: ``rowclaim NAME`` unless told otherwise. It is stopped with the rest."""
         from services.sandbox.embedded.process import Command, StopStep, spawn
 
@@ -92,10 +122,18 @@ class Installation:
                 log_path=self.log_dir / f"{name}.log",
                 death_signal=signal.SIGKILL,
                 stop=(StopStep(signal.SIGTERM, grace_s),),
-                environment=self.settings,
+                environment=self.settings | dict(settings or {}),
                 cwd=ROOT,
             )
         )
+
+    async def start_consumer(self, name: str) -> None:
+        """Start one consuming process, again under the address it had, and return when it is ready."""
+        from services.sandbox.embedded.process import free_port
+
+        port = self._health_ports.setdefault(name, free_port())
+        await self.start(name, arguments=("consume",), settings={"ROWCLAIM_HEALTH_PORT": str(port)})
+        await self.ready(name, f"http://127.0.0.1:{port}")
 
     async def ready(self, name: str, url: str) -> None:
         """Wait until the process answers ``/health/ready``. Raises Stop("server_start_failed") with its log's tail."""
@@ -119,26 +157,40 @@ class Installation:
     async def open(self) -> None:
         """Bring everything up that stands on the servers: sandbox, schema, topics, bucket, HTTP, consumers."""
         from services.sandbox.embedded.process import free_port, run_id
+        from services.sandbox.embedded.stack import Part
 
         await self.start("sandbox", module="services.sandbox", arguments=("--port", "0", "--smtp-port", "0"))
         self.sandbox = await self._said_by_sandbox()
         given = {name: value for name, value in self._terminal.environ.items() if name.startswith(PREFIX)}
-        ours = self.stack.settings() | {"ROWCLAIM_RUN": run_id(), "ROWCLAIM_HEALTH_PORT": str(free_port())}
-        self.settings = {"ROWCLAIM_HTTP_PORT": str(DEFAULT_HTTP_PORT)} | given | ours | self._of_sandbox()
+        first = {"ROWCLAIM_HTTP_PORT": str(DEFAULT_HTTP_PORT)} | given
+        if self.plan.alone:
+            first = {"ROWCLAIM_HTTP_PORT": str(free_port())}
+        ours = self.stack.settings() | {"ROWCLAIM_RUN": run_id()}
+        self.settings = first | ours | self._of_sandbox() | self._known(self.plan.settings)
         self.settings |= self._known(await self._webhooks())
-        bucket = self.settings.get("ROWCLAIM_S3_BUCKET", DEFAULT_BUCKET)
-        await asyncio.gather(self.run("migrate"), self.run("topics"), self.stack.objects.create_locked_bucket(bucket))
+        async with asyncio.TaskGroup() as preparing:
+            preparing.create_task(self.run("migrate"))
+            preparing.create_task(self.run("topics"))
+            if Part.OBJECTS in self.stack.parts:
+                bucket = self.settings.get("ROWCLAIM_S3_BUCKET", DEFAULT_BUCKET)
+                preparing.create_task(self.stack.objects.create_locked_bucket(bucket))
         await self.start("serve")
-        await self.start("consume")
-        await self.ready("serve", self.http_url)
-        await self.ready("consume", self.health_url)
+        async with asyncio.TaskGroup() as starting:
+            starting.create_task(self.ready("serve", self.http_url))
+            for number in range(1, self.plan.consumers + 1):
+                starting.create_task(self.start_consumer(_consumer(number)))
 
     async def close(self) -> None:
         """Stop our processes: the services side by side, then the sandbox they speak to."""
-        services = [process for name, process in self.processes.items() if name != "sandbox"]
-        await asyncio.gather(*(process.stop() for process in services))
+        await self.stop_services()
         if "sandbox" in self.processes:
             await self.processes["sandbox"].stop()
+
+    async def stop_services(self) -> None:
+        """SIGTERM to all services at once; whoever does not end in order is remembered."""
+        services = {name: process for name, process in self.processes.items() if name != "sandbox" and process.alive}
+        await asyncio.gather(*(process.stop() for process in services.values()))
+        self.ended_badly += [f"{name}: exit {p.exit_code}" for name, p in services.items() if p.exit_code != 0]
 
     async def _said_by_sandbox(self) -> Mapping[str, Any]:
         from services.sandbox.embedded.process import until_ready
@@ -174,6 +226,7 @@ class Installation:
         async with self.control() as control:
             stripe = await control.do(AddStripeEndpoint(f"{self.http_url}/webhooks/stripe"))
             clerk = await control.do(AddClerkEndpoint(f"{self.http_url}/webhooks/clerk"))
+        self.stripe_endpoint = stripe.id
         return {
             "ROWCLAIM_INGRESS_STRIPE_SECRETS": ",".join(stripe.secrets),
             "ROWCLAIM_INGRESS_CLERK_SECRETS": ",".join(clerk.secrets),
@@ -187,18 +240,24 @@ class Installation:
 
 
 @asynccontextmanager
-async def installation(terminal: Terminal, data_dir: Path) -> AsyncIterator[Installation]:
+async def installation(terminal: Terminal, data_dir: Path, plan: "Plan | None" = None) -> AsyncIterator[Installation]:
     """Everything up, and down again at the end of the block. Raises Stop when a part does not come up."""
     from services.sandbox.embedded.stack import Part, embedded_stack
 
+    plan = plan or Plan()
     # The sandbox takes the mail itself, where its request log and its mails can be read over one wire.
-    async with embedded_stack(data_dir, parts=[part for part in Part if part is not Part.MAIL]) as stack:
-        whole = Installation(terminal, stack)
+    parts = [part for part in Part if part is not Part.MAIL and (plan.parts is None or part.value in plan.parts)]
+    async with embedded_stack(data_dir, parts=parts) as stack:
+        whole = Installation(terminal, stack, plan)
         try:
             await whole.open()
             yield whole
         finally:
             await whole.close()
+
+
+def _consumer(number: int) -> str:
+    return f"consume-{number}"
 
 
 def _answers(client: httpx.AsyncClient, url: str) -> Callable[[], Awaitable[bool]]:

@@ -45,7 +45,6 @@ class Broker(Server):
             ),
             log_path=self.log_path,
             death_signal=signal.SIGKILL,
-            environment={"RUST_LOG": "warn"},  # at info it writes megabytes in its first moments
         )
 
     async def _is_ready(self) -> bool:

@@ -6,6 +6,7 @@ import email.policy
 from dataclasses import dataclass
 from email.message import EmailMessage
 from enum import StrEnum
+from typing import cast
 
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
@@ -133,6 +134,8 @@ class _Conversation(SMTP):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        # not a matter of isinstance: another loop's transports only look like asyncio's
+        self._connection = cast(asyncio.Transport, transport)
         self._sink._open.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -141,5 +144,5 @@ class _Conversation(SMTP):
         self.ended.set()
 
     def cut(self) -> None:
-        if isinstance(self.transport, asyncio.WriteTransport):
-            self.transport.abort()
+        """Close without a word; what was still to be sent is dropped."""
+        self._connection.abort()

@@ -1,6 +1,5 @@
 """An S3 object store with Object Lock (SeaweedFS) as a child process."""
 
-import asyncio
 import json
 import secrets
 import shutil
@@ -81,10 +80,10 @@ class ObjectStore(Server):
 
     async def stop(self) -> None:
         await super().stop()
-        await asyncio.to_thread(self._remove_sockets)
+        self._remove_sockets()
 
     async def _prepare(self) -> None:
-        await asyncio.to_thread(self._tidy)
+        self._tidy()
 
     def _tidy(self) -> None:
         self.data_dir.mkdir(parents=True, exist_ok=True)

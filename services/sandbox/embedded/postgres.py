@@ -85,7 +85,7 @@ class Postgres(Server):
         """Fast shutdown: open sessions are ended, everything is written."""
         await super().stop()
         if self.socket_dir is not None:
-            await asyncio.to_thread(shutil.rmtree, self.socket_dir, ignore_errors=True)
+            shutil.rmtree(self.socket_dir, ignore_errors=True)
 
     async def create_database(self, name: str) -> None:
         """Create an empty database unless it exists."""

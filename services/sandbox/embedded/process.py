@@ -23,7 +23,8 @@ from typing import Final, Literal
 from services.kernel.errors import Stop
 
 RUN_VARIABLE: Final = "ROWCLAIM_RUN"
-BASE_ENVIRONMENT: Final = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}  # ours: PGPORT, RUST_LOG, odd locales never leak in
+# All a child sees of ours: a PGPORT or an odd locale would mislead PostgreSQL, a RUST_LOG fill the disk within minutes.
+BASE_ENVIRONMENT: Final = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
 
 # Who a child runs as (keeper.py); the third form is "uid:gid".
 SAME: Final = "same"

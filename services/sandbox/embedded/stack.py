@@ -72,9 +72,9 @@ class Stack:
 
     async def start(self) -> None:
         """Start the parts side by side. All are ready and the database exists, or none runs and the error is raised."""
-        await asyncio.to_thread(self._lock.take)
+        self._lock.take()
         try:
-            await asyncio.to_thread(self._fresh_logs)
+            self._fresh_logs()
             async with asyncio.TaskGroup() as starting:
                 for part in self.parts:
                     starting.create_task(self._start(part))

@@ -3,6 +3,7 @@ from email.message import EmailMessage
 
 import aiosmtplib
 import pytest
+import uvloop
 
 from services.sandbox.embedded.mail import MailFault, MailSink
 from tests.waiting import wait_until
@@ -80,6 +81,26 @@ async def test_accepts_and_drops_so_that_the_sender_cannot_know(mail_sink: MailS
     assert len(mail_sink.messages) == 1
     await send(mail_sink)  # the retry that a sender owes is kept too, under the same Message-ID
     assert [mail.parsed()["Message-ID"] for mail in mail_sink.messages] == ["<purchase-1@example.test>"] * 2
+
+
+def test_serves_drops_and_stops_on_the_other_event_loop_too() -> None:
+    """Our services run on uvloop, whose transports are no subclass of asyncio's."""
+
+    async def drop_and_hang() -> None:
+        sink = MailSink()
+        await sink.start()
+        sink.fail(MailFault.ACCEPT_THEN_DROP)
+        with pytest.raises(aiosmtplib.SMTPServerDisconnected):
+            await send(sink)
+        sink.fail(MailFault.HANG)
+        sending = asyncio.create_task(send(sink))
+        await wait_until(lambda: sink._open, within_s=5, what="the client is connected")
+        await sink.stop()
+        with pytest.raises(aiosmtplib.SMTPServerDisconnected):
+            await sending
+        assert len(sink.messages) == 1
+
+    uvloop.run(asyncio.wait_for(drop_and_hang(), 20))
 
 
 async def test_stops_with_a_conversation_hanging_and_starts_again_on_its_port() -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from services.sandbox.embedded import postgres
 from services.sandbox.embedded.postgres import Postgres
-from services.sandbox.embedded.process import Command, ExitedEarly, StartFailed, free_port, is_free, spawn
+from services.sandbox.embedded.process import Command, ExitedEarly, StartFailed, free_port, spawn
 from tests.fixtures.servers import run
+from tests.sandbox.embedded.listening import listening
 from tests.waiting import wait_until
 
 
@@ -74,7 +75,7 @@ async def test_is_postgresql_18_as_the_services_need_it(server: Postgres) -> Non
 async def test_over_tcp_it_listens_on_loopback_alone_and_on_no_socket(server: Postgres) -> None:
     assert await show(server.url(), "listen_addresses", "unix_socket_directories") == ["127.0.0.1", ""]
     assert server.socket_dir is None
-    assert not is_free(server.port)
+    assert listening(server.process.pid) == {("127.0.0.1", server.port)}
 
 
 async def test_the_fast_server_has_no_port_and_waits_for_no_disk(postgres_server: Postgres) -> None:
@@ -84,6 +85,7 @@ async def test_the_fast_server_has_no_port_and_waits_for_no_disk(postgres_server
         "off",
         "off",
     ]
+    assert listening(postgres_server.process.pid) == set()
 
 
 async def test_the_durable_socket_server_comes_back_after_a_kill_under_its_address(

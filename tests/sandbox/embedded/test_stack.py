@@ -1,7 +1,6 @@
 import asyncio
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from services.sandbox.embedded.leftovers import find_run_processes
 from services.sandbox.embedded.process import RUN_VARIABLE, StartFailed
 from services.sandbox.embedded.stack import Part, Stack, embedded_stack
 from tests.fixtures.servers import create_topics
+from tests.sandbox.embedded.listening import listening
 from tests.waiting import wait_until
 
 QUICK = (Part.POSTGRES, Part.BROKER, Part.VALKEY, Part.MAIL)  # all but the object store, which takes seconds
@@ -50,8 +50,13 @@ def running(run: str) -> list[str]:
 
 @pytest_asyncio.fixture(scope="class", loop_scope="class")
 async def stacks(run_name: str, server_root: Path) -> AsyncIterator[list[Stack]]:
-    async with embedded_stack(server_root / "one") as one, embedded_stack(server_root / "two") as two:
-        yield [one, two]
+    pair = [Stack(server_root / "one"), Stack(server_root / "two")]
+    try:
+        await asyncio.gather(*(stack.start() for stack in pair))
+        yield pair
+    finally:
+        for stack in pair:
+            await stack.stop()
 
 
 class TestRunning:
@@ -105,10 +110,10 @@ class TestRunning:
 
     async def test_nothing_listens_beyond_loopback(self, stacks: list[Stack]) -> None:
         servers = [server for stack in stacks for server in (stack.postgres, stack.broker, stack.valkey, stack.objects)]
-        ports = [port for server in servers for port in server._ports]
-        assert len(set(ports)) == 2 * (3 + 8)
-        assert [port for port in ports if taken_on("127.0.0.2", port)] == []
-        assert [port for port in ports if not 20_000 <= port <= 32_000] == []
+        heard = [address for server in servers for address in listening(server.process.pid)]
+        assert {host for host, _ in heard} == {"127.0.0.1"}
+        assert len(heard) == len(set(heard)) == 2 * (3 + 8)
+        assert [port for _, port in heard if not 20_000 <= port <= 32_000] == []
 
     async def test_a_wiped_broker_is_back_under_its_address_without_its_topics(self, stacks: list[Stack]) -> None:
         stack = stacks[0]
@@ -247,13 +252,3 @@ async def test_the_database_is_stopped_last_and_a_part_that_fails_to_stop_keeps_
     assert [str(failure) for failure in failed.value.exceptions] == ["it does not want to"]
     assert sorted(stopped) == sorted(Part)
     assert stopped[-1] == Part.POSTGRES
-
-
-def taken_on(address: str, port: int) -> bool:
-    """Whether somebody listens on that address: a wildcard listener takes every one of 127/8."""
-    with socket.socket() as probe:
-        try:
-            probe.bind((address, port))
-        except OSError:
-            return True
-    return False

@@ -37,6 +37,10 @@ def no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unprivileged, "_refusal", refusal)
 
 
+def owner(path: Path) -> int:
+    return path.stat().st_uid
+
+
 async def test_an_ordinary_user_stays_himself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert await identity_for(folder, packages.postgres_binary()) == SAME
@@ -45,7 +49,7 @@ async def test_an_ordinary_user_stays_himself(folder: Path, monkeypatch: pytest.
 async def test_as_root_nothing_changes_hands_where_namespaces_are_allowed(folder: Path) -> None:
     identity = await identity_for(folder, packages.postgres_binary())
     assert identity in ((USER_NAMESPACE, NOBODY) if ROOT else (SAME,))
-    assert (folder.stat().st_uid == os.geteuid()) is (identity != NOBODY)
+    assert (owner(folder) == os.geteuid()) is (identity != NOBODY)
 
 
 async def test_in_the_namespace_a_program_is_not_root(folder: Path) -> None:

@@ -24,6 +24,8 @@ from openapi_schema_validator import OAS30Validator, oas30_format_checker
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
+from services.sandbox.log import LoggedRequest
+
 PACKAGE: Final = "@octokit/openapi@23.0.2"
 MEMBER: Final = "package/generated/api.github.com.json"
 CACHE: Final = Path(__file__).parents[3] / ".rowclaim" / "cache"
@@ -69,7 +71,7 @@ def fetch() -> Path:
         # npm is a script that finds node on PATH: the bundled one lies beside it.
         environment = os.environ | {"PATH": f"{Path(npm).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
         try:
-            packed = subprocess.run(  # noqa: S603
+            packed = subprocess.run(
                 command, env=environment, cwd=folder, capture_output=True, text=True, timeout=FETCH_BOUND_S, check=True
             )
         except (OSError, subprocess.SubprocessError) as error:
@@ -109,6 +111,10 @@ class Description:
         if described is None:
             raise Contradicts(f"{method} {path}: takes no body, got {body!r}")
         self._validate(described["content"]["application/json"]["schema"], body, f"{method} {path}")
+
+    def check_logged(self, entry: LoggedRequest) -> None:
+        """A request as the sandbox's log kept it. Raises Contradicts."""
+        self.check_request(entry.method, entry.path, json.dumps(entry.body).encode() if entry.body_bytes else b"")
 
     def check_answer(self, method: str, path: str, status: int, body: bytes) -> bool:
         """An answer: its body is as described; False when the status is not described at all. Raises Contradicts."""

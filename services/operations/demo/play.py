@@ -10,9 +10,10 @@ from typing import Final, Protocol
 from rich.console import Console
 from rich.table import Table
 
-from services.sandbox.demo.fulfillment import FulfillmentStory
-from services.sandbox.demo.stage import Note, Stage, TooLate, set_up
-from services.sandbox.demo.verdict import Check, Told, Verdict
+from services.operations.demo.fulfillment import FulfillmentStory
+from services.operations.demo.stage import Note, Stage, TooLate, set_up
+from services.operations.demo.verdict import Check, Told, Verdict
+from services.operations.terminal import Terminal
 from services.sandbox.embedded.leftovers import find_run_processes
 from services.sandbox.embedded.process import run_id
 
@@ -28,7 +29,7 @@ class Story(Protocol):
 STORIES: Final[tuple[Callable[[Stage, Note], Story], ...]] = (FulfillmentStory,)
 
 
-async def play(console: Console, *, json_path: Path | None = None, keep: Path | None = None) -> bool:
+async def play(terminal: Terminal, console: Console, *, json_path: Path | None, keep: Path | None) -> bool:
     """Play, print the verdict, write it to ``json_path``; whether all is as it must be.
 
     ``keep`` is a directory for data and logs that stays; without one a temporary directory is used and removed when
@@ -42,20 +43,16 @@ async def play(console: Console, *, json_path: Path | None = None, keep: Path | 
     directory.chmod(0o755)  # the database may run as another user below it
     with _progress(console) as note:
         try:
-            async with set_up(directory, note) as stage:
+            note("starting PostgreSQL, the broker, the vendors, and our services")
+            async with set_up(terminal, directory) as stage:
                 for story_of in STORIES:
                     story = story_of(stage, note)
                     told.append(story.told)
                     await story.play()
                 note("stopping the services")
-                await stage.stop_services()
-                checks.append(
-                    Check(
-                        "every service ended in order",
-                        not stage.stopped_badly,
-                        ", ".join(stage.stopped_badly) or "exit 0",
-                    )
-                )
+                await stage.whole.stop_services()
+                badly = ", ".join(stage.whole.ended_badly)
+                checks.append(Check("every service ended in order", not badly, badly or "exit 0"))
         except TooLate as late:
             checks.append(Check("the story went on", False, str(late)))
     left = find_run_processes(run_id())

@@ -10,8 +10,8 @@ from collections.abc import Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 
-from services.sandbox.demo.stage import WEBHOOK_SECRET, Note, Stage, until
-from services.sandbox.demo.verdict import Scene, Told
+from services.operations.demo.stage import Note, Stage, until
+from services.operations.demo.verdict import Scene, Told
 from services.sandbox.faults import Act, Fault, Reply
 from services.sandbox.github.shapes import AccountType
 from services.sandbox.log import LoggedRequest, Vendor
@@ -20,7 +20,6 @@ from services.sandbox.stripe.buyer import Payment
 from services.sandbox.wire import (
     AddAccount,
     AddFault,
-    AddStripeEndpoint,
     CompleteSession,
     CreateSession,
     DeliverStripe,
@@ -70,26 +69,20 @@ class FulfillmentStory:
         self.stage = stage
         self.note = note
         self.told = Told(self.name)
-        self.endpoint = ""
         self.sold: list[str] = []
         self.refusal: LoggedRequest | None = None
         self.forced = ""
 
     async def play(self) -> Told:
         """The whole story."""
-        port = self.stage.services["serve"].port
-        endpoint = await self.stage.control.do(
-            AddStripeEndpoint(f"http://127.0.0.1:{port}/webhooks/stripe", enabled_events=EVENTS, secret=WEBHOOK_SECRET)
-        )
-        self.endpoint = endpoint.id
-        await self._scene("buyers pay, one after the other", self.ordinary())
-        await self._scene("every event three times, two of them at one instant", self.repeated())
-        await self._scene("bank debits: success told before the checkout, and a failure", self.out_of_order())
-        await self._scene("a wrong username, an organisation, no username", self.cannot_be_invited())
-        await self._scene("somebody else's checkout, and an unmarked one", self.not_ours())
-        await self._scene(f"GitHub refuses everybody: Retry-After {RETRY_AFTER_S}", self.rate_limited())
-        await self._scene("a consumer SIGKILLed between claim and outcome; force", self.killed())
-        await self._scene("the broker SIGKILLed, its topics lost, while buyers pay", self.broker_wiped())
+        await self._scene("buyers pay, one by one", self.ordinary())
+        await self._scene("each event thrice, twice at once", self.repeated())
+        await self._scene("debits out of order, one bounced", self.out_of_order())
+        await self._scene("no such user, organisation, none", self.cannot_be_invited())
+        await self._scene("another slice's, and unmarked", self.not_ours())
+        await self._scene(f"GitHub: 403, Retry-After {RETRY_AFTER_S}", self.rate_limited())
+        await self._scene("consumer SIGKILLed, then force", self.killed())
+        await self._scene("broker SIGKILLed and wiped", self.broker_wiped())
         self.note("waiting until nothing is left to do")
         await until(self._at_rest, within_s=SETTLED_WITHIN_S, what="every delivery worked off")
         await self.read_the_end()
@@ -127,7 +120,7 @@ class FulfillmentStory:
         newest_first = tuple(reversed(await self.events_of([*kept, *broken])))
         await self.deliver(Plan(newest_first))
         await self.release()
-        return len(kept), await self.came_of(kept) + ", the bounced one owed nothing"
+        return len(kept), await self.came_of(kept) + ", 1 owed nothing"
 
     async def cannot_be_invited(self) -> tuple[int, str]:
         await self.stage.control.do(AddAccount("initech", AccountType.ORGANIZATION))
@@ -172,15 +165,16 @@ class FulfillmentStory:
         await until(lambda: self._calling(login), within_s=SETTLED_WITHIN_S, what="GitHub called, not answering")
         purchase = await self.purchase(session)
         pid = int(purchase["claimed_by"].split(":")[1])
-        victim = next(service for service in self.stage.services.values() if service.process.pid == pid)
-        victim.process.kill()
+        whole = self.stage.whole
+        victim = next(name for name, process in whole.processes.items() if process.pid == pid)
+        whole.processes[victim].kill()
         other = await self.buy(await self.person("bystander"))
-        await self.stage.start(victim.name, *victim.arguments, port_setting="ROWCLAIM_HEALTH_PORT", port=victim.port)
+        await whole.start_consumer(victim)
         await self.came_of([other])
         stranded = str(purchase["id"])
         in_sight = (await self.purchase(session))["fulfillment_state"]
-        refused, _ = await self.stage.run("retrigger", stranded)
-        await self.stage.must_run("retrigger", stranded, "--force", "--reason", "its consumer was killed")
+        refused = (await whole.end_of("retrigger", stranded)).exit_code
+        await whole.run("retrigger", stranded, "--force", "--reason", "its consumer was killed")
         came = await self.came_of([session, other])
         self.told.check("the killed consumer's purchase stayed in sight", in_sight, "in_progress")
         self.told.check("without force it is refused", refused != 0, True)
@@ -188,10 +182,10 @@ class FulfillmentStory:
         return 2, came
 
     async def broker_wiped(self) -> tuple[int, str]:
-        self.stage.stack.broker.kill()
+        self.stage.whole.stack.broker.kill()
         sessions = [await self.buy(await self.person(f"unrung{number}")) for number in range(3)]
-        await self.stage.stack.broker.start()
-        await self.stage.must_run("topics")
+        await self.stage.whole.stack.broker.start()
+        await self.stage.whole.run("topics")
         sessions += [await self.buy(await self.person(f"unrung{number}")) for number in range(3, 6)]
         return len(sessions), await self.came_of(sessions)
 
@@ -295,10 +289,10 @@ class FulfillmentStory:
         return str(session["id"])
 
     async def hold(self) -> None:
-        await self.stage.control.do(SetPosting(self.endpoint, Posting.HELD))
+        await self.stage.control.do(SetPosting(self.stage.whole.stripe_endpoint, Posting.HELD))
 
     async def release(self) -> None:
-        await self.stage.control.do(SetPosting(self.endpoint, Posting.AUTO))
+        await self.stage.control.do(SetPosting(self.stage.whole.stripe_endpoint, Posting.AUTO))
 
     async def deliver(self, plan: Plan) -> None:
         await self.stage.control.do(DeliverStripe(plan))
