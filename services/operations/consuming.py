@@ -16,18 +16,11 @@ from services.kernel.deliveries import reap_deliveries
 from services.kernel.jobs import run_job
 from services.kernel.service import Consumption, Service
 from services.kernel.sweep import Sweep, run_sweep
-from services.kernel.triggers import (
-    DeadLetters,
-    Liveness,
-    Publisher,
-    make_broker,
-    run_subscribers,
-    subscribe,
-)
-from services.kernel.triggers import consuming as consuming_now
+from services.kernel.triggers import DeadLetters, Publisher, make_broker, subscribe
 from services.operations import web
 from services.operations.process import Process, Task, run_tasks
 from services.operations.serving import page_invariant, readiness
+from services.operations.subscribers import Liveness, is_consuming, run_subscribers
 from services.operations.terminal import Terminal
 
 log = structlog.get_logger()
@@ -184,7 +177,7 @@ async def health(process: Process, services: Sequence[Service], broker: KafkaBro
     """/health and /metrics of a consuming process: alive while it consumes, ready once every group is joined."""
 
     async def joined() -> str | None:
-        return None if consuming_now(broker) else "not joined"
+        return None if is_consuming(broker) else "not joined"
 
     listener = web.bind(process.settings.http_host, process.settings.health_port or 0)
     checks = {**await readiness(process, services), "subscribers": joined}

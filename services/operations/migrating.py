@@ -19,6 +19,7 @@ from services.kernel.doors import Crossing, Door
 from services.kernel.errors import Retryable, Stop
 from services.kernel.inbox import make_partitions
 from services.kernel.settings import Settings
+from services.kernel.triggers import RECORD_BYTES_MAX
 from services.operations.terminal import Terminal, run_async
 
 MIGRATIONS: Final = Path(__file__).resolve().parents[2] / "migrations"
@@ -28,6 +29,8 @@ RETRY_S: Final = 0.5
 ADMIN_S: Final = 10.0
 DETAIL_MAX: Final = 500
 TOPIC_EXISTS: Final = 36
+# Kept by key: a record put aside twice counts once. With room for its coordinates beside a record of the largest size.
+DEAD_LETTER_CONFIGS: Final = {"cleanup.policy": "compact", "max.message.bytes": str(RECORD_BYTES_MAX)}
 LOCAL_HOSTS: Final = (None, "", "localhost", "127.0.0.1", "::1")
 
 
@@ -108,13 +111,13 @@ def topics(
 
 
 def wanted(replication: int = 1) -> list[NewTopic]:
-    """Every topic of this release. Dead letters are kept by key: a record put aside twice counts once."""
+    """Every topic of this release, each with its dead letters."""
     return [
         new
         for topic in TOPICS
         for new in (
             NewTopic(topic.name, topic.partitions, replication),
-            NewTopic(topic.dead_letters, 1, replication, topic_configs={"cleanup.policy": "compact"}),
+            NewTopic(topic.dead_letters, 1, replication, topic_configs=DEAD_LETTER_CONFIGS),
         )
     ]
 

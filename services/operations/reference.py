@@ -76,8 +76,9 @@ def settings_page(services: Iterable[Service]) -> str:
         [
             f"{WRITTEN_BY}# Settings",
             "",
-            "Settings are environment variables. A name that begins with `ROWCLAIM_` and is not listed here is refused,",
-            "with the nearest known one proposed. A secret may stand in a file instead: the variable's name and `_FILE`.",
+            "Settings are environment variables. A name that begins with `ROWCLAIM_` and is not listed here is",
+            "refused, with the nearest known one proposed. A secret may stand in a file instead: the variable's name",
+            "and `_FILE`.",
             "",
             *(line for title, kind in sections for line in _section(title, kind)),
         ]

@@ -11,7 +11,8 @@ import sys
 
 from services.kernel import doors
 from services.kernel.doors import Door
-from services.kernel.triggers import DeadLetters, Kafka, Publisher, make_broker, run_subscribers, subscribe
+from services.kernel.triggers import DeadLetters, Kafka, Publisher, make_broker, subscribe
+from services.operations.subscribers import run_subscribers
 
 
 def die_before_commit(door: Door, what: str, moment: str) -> None:

@@ -20,13 +20,9 @@ from services.kernel.triggers import (
     Doorbell,
     Header,
     Kafka,
-    Liveness,
     OutageFilter,
     Publisher,
-    consuming,
     make_broker,
-    start_subscribers,
-    stop_subscribers,
     subscribe,
 )
 from tests.waiting import wait_until
@@ -446,46 +442,6 @@ def test_joining_is_never_bounded_by_a_request_timeout_of_ours() -> None:
     assert subscriber._connection_args["session_timeout_ms"] == 30_000
     assert subscriber._connection_args["heartbeat_interval_ms"] == 3_000
     assert subscriber._connection_args["fetch_max_wait_ms"] == slow.fetch_wait_ms
-
-
-# ----------------------------------------------------------------------------------------------------- start, liveness
-
-
-async def test_a_start_without_a_broker_fails_at_once_and_leaves_nothing_open() -> None:
-    broker, _ = subscribed()
-    with pytest.raises(Retryable, match="broker_unavailable"):
-        await asyncio.wait_for(start_subscribers(broker), 10)
-    assert not consuming(broker)
-    await asyncio.wait_for(stop_subscribers(broker), 5)
-
-
-async def test_without_a_broker_a_process_is_alive_however_long() -> None:
-    """Its workers tick; a restart would make nothing better."""
-    now = 0.0
-    broker, _ = subscribed()
-    liveness = Liveness(broker, grace_s=90.0, clock=lambda: now)
-    for _ in range(3):
-        now += 1_000.0
-        assert await liveness.alive()
-
-
-async def test_with_a_broker_and_no_consumer_it_is_alive_for_the_grace_alone() -> None:
-    now = 0.0
-
-    async def closes(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
-
-    server = await asyncio.start_server(closes, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    broker, _ = subscribed(Kafka(bootstrap=f"127.0.0.1:{port}"))
-    liveness = Liveness(broker, grace_s=90.0, clock=lambda: now)
-    now = 89.0
-    assert await liveness.alive()
-    now = 91.0
-    assert not await liveness.alive()
-    server.close()
-    await server.wait_closed()
-    assert await liveness.alive()
 
 
 def test_every_address_of_the_setting_is_known_to_the_consumers() -> None:

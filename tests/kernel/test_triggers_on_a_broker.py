@@ -5,155 +5,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaProducer
 from aiokafka.errors import CommitFailedError
-from aiokafka.record.util import calc_crc32c
 from structlog.testing import capture_logs
 
 from services.kernel import doors, triggers
 from services.kernel.doors import Door
 from services.kernel.errors import Retryable
-from services.kernel.triggers import (
-    DeadLetters,
-    Doorbell,
-    Kafka,
-    Liveness,
-    Publisher,
-    consuming,
-    make_broker,
-    run_subscribers,
-    start_subscribers,
-    stop_subscribers,
-    subscribe,
-)
-from services.kernel.worker import Backoff
-from services.sandbox.embedded.broker import Broker, create_topics
+from services.kernel.triggers import Doorbell, Kafka, Publisher
+from services.operations.subscribers import is_consuming
+from services.sandbox.embedded.broker import Broker
 from tests.fixtures.database import ROOT
+from tests.fixtures.listening import GROUP, Ears, kafka_of, listening, log_of, told
+from tests.fixtures.servers import create_topics
 from tests.waiting import wait_until
-
-UniqueTopic = Callable[[str], str]
-GROUP = "toy"
-
-
-def kafka_of(broker: Broker) -> Kafka:
-    """As the embedded stack is set: joins take as long as the session's timeout, hops as long as the fetch wait."""
-    return Kafka(bootstrap=broker.bootstrap, fetch_wait_ms=5, session_timeout_ms=3_000, heartbeat_ms=300)
-
-
-class Ears:
-    """A subscriber of the skeleton; what it was rung with, and what its ring does meanwhile."""
-
-    def __init__(self, kafka: Kafka, topic: str, *, group: str = GROUP, publisher: Publisher | None = None) -> None:
-        self.kafka = kafka
-        self.topic = topic
-        self.group = group
-        self.rings: list[frozenset[int]] = []
-        self.failures = 0
-        self.waits: list[float] = []
-        self.publisher = publisher or Publisher(kafka)
-        self.broker = make_broker(kafka)
-        self.subscriber = subscribe(
-            self.broker,
-            kafka,
-            topic=topic,
-            group=group,
-            ring=self.ring,
-            dead_letters=DeadLetters(self.publisher),
-            backoff=Backoff(self.spread),
-        )
-
-    def ring(self, ids: frozenset[int]) -> None:
-        self.rings.append(ids)
-        if self.failures:
-            self.failures -= 1
-            raise RuntimeError("told to")
-
-    def spread(self, seconds: float) -> float:
-        self.waits.append(seconds)
-        return 0.05
-
-    @property
-    def heard(self) -> set[int]:
-        return set().union(*self.rings)
-
-    async def until_heard(self, *ids: int, within_s: float = 15) -> None:
-        await wait_until(lambda: self.heard >= set(ids), within_s=within_s, what=f"rings for {ids}")
-
-    async def committed(self, partition: int = 0) -> int | None:
-        """The offset a restarted process would begin at, as the broker has it."""
-        where = TopicPartition(self.topic, partition)
-        reader = AIOKafkaConsumer(bootstrap_servers=self.kafka.addresses, group_id=f"{self.group}.{self.topic}")
-        reader.assign([where])
-        await reader.start()
-        try:
-            offset: int | None = await reader.committed(where)
-            return offset
-        finally:
-            await reader.stop()
-
-    async def until_committed(self, offset: int) -> None:
-        async def probe() -> bool:
-            return await self.committed() == offset
-
-        await wait_until(probe, within_s=15, what=f"offset {offset} committed")
-
-
-@asynccontextmanager
-async def listening(*ears: Ears) -> AsyncIterator[None]:
-    await asyncio.gather(*(start_subscribers(one.broker) for one in ears))
-    try:
-        yield
-    finally:
-        for one in ears:
-            await stop_subscribers(one.broker)
-            await one.publisher.close()
-
-
-@pytest.fixture
-def kafka(broker_server: Broker) -> Kafka:
-    return kafka_of(broker_server)
-
-
-@pytest.fixture
-async def topic(broker_server: Broker, unique_topic: UniqueTopic) -> str:
-    name = unique_topic("stripe.events.v1")
-    await create_topics(broker_server.bootstrap, {name: 1, f"{name}.dlq": 1})
-    return name
-
-
-@pytest.fixture
-async def stranger(broker_server: Broker) -> AsyncIterator[AIOKafkaProducer]:
-    """Anybody who can reach the broker."""
-    producer = AIOKafkaProducer(bootstrap_servers=broker_server.bootstrap)
-    await producer.start()
-    yield producer
-    await producer.stop()
-
-
-async def log_of(bootstrap: str, topic: str, expected: int) -> list[ConsumerRecord[Any, Any]]:
-    """The first records of a topic; at least ``expected`` must come, and none may come after them."""
-    reader = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", fetch_max_wait_ms=50)
-    partition = TopicPartition(topic, 0)
-    reader.assign([partition])
-    await reader.start()
-    try:
-        records = [await asyncio.wait_for(reader.getone(partition), 10) for _ in range(expected)]
-        (end,) = (await reader.end_offsets([partition])).values()
-        assert end == expected
-        return records
-    finally:
-        await reader.stop()
-
-
-def told(ids: str) -> bytes:
-    return f'{{"ids":[{ids}]}}'.encode()
-
 
 # -------------------------------------------------------------------------------------------------------- the good way
 
@@ -273,48 +141,6 @@ async def test_nobody_makes_us_publish_by_a_header(
         await ears.until_committed(1)
     assert ears.heard == {1}
     assert await log_of(broker_server.bootstrap, f"{topic}.dlq", 0) == []
-
-
-def with_odd_header_name(producer: AIOKafkaProducer, value: bytes) -> Any:
-    """A batch whose header has a name that is not UTF-8, its checksum right: no client makes one, a socket does."""
-    batch = producer.create_batch()
-    batch.append(key=None, value=value, timestamp=None, headers=[("NAME", b"x")])
-    build = batch._builder.build
-    made = bytearray(build())
-    at = made.index(b"NAME")
-    made[at : at + 4] = b"\xff\xfe\xff\xfe"
-    made[17:21] = calc_crc32c(bytes(made[21:])).to_bytes(4, "big")
-    batch._builder = _Built(batch._builder, made)
-    return batch
-
-
-class _Built:
-    def __init__(self, builder: Any, made: bytearray) -> None:
-        self._builder = builder
-        self._made = made
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._builder, name)
-
-    def build(self) -> bytearray:
-        return self._made
-
-
-async def test_bytes_the_driver_cannot_read_are_passed_and_fetched_once(
-    kafka: Kafka, topic: str, stranger: AIOKafkaProducer
-) -> None:
-    """The driver fails on them for ever, and the framework restarts its loop at once: a busy core and no rings."""
-    unreadable = triggers.RECORDS.labels(topic, "unreadable")._value
-    ears = Ears(kafka, topic)
-    async with listening(ears):
-        await (await stranger.send_batch(with_odd_header_name(stranger, told("1")), topic, partition=0))
-        await wait_until(lambda: unreadable.get() == 1, within_s=15, what="the unreadable record noticed")
-        for number in range(2, 5):
-            await stranger.send_and_wait(topic, told(str(number)))
-        await ears.until_heard(4)
-        await ears.until_committed(4)
-        assert consuming(ears.broker)
-    assert unreadable.get() == 1
 
 
 # ------------------------------------------------------------------------------------------------------------ failures
@@ -471,15 +297,6 @@ async def test_a_process_killed_between_ring_and_commit_is_rung_again(
         await dead.kill()
 
 
-@pytest.fixture
-async def own_broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    """A broker that may be killed."""
-    broker = Broker(log_path=tmp_path / "broker.log")
-    await broker.start()
-    yield broker
-    await broker.stop()
-
-
 async def test_a_broker_that_loses_everything_costs_latency_alone(own_broker: Broker) -> None:
     """Killed twice, memory lost; nobody is restarted, nothing raises, and each time the next rings arrive."""
     topic = "stripe.events.v1"
@@ -506,46 +323,10 @@ async def test_a_broker_that_loses_everything_costs_latency_alone(own_broker: Br
             await own_broker.start()
             await create_topics(own_broker.bootstrap, {topic: 1, f"{topic}.dlq": 1})
             await wait_until(heard_a_new_one, within_s=60, what="a ring after the loss")
-            await wait_until(lambda: consuming(ears.broker), within_s=60, what="a settled consumer")
+            await wait_until(lambda: is_consuming(ears.broker), within_s=60, what="a settled consumer")
         assert not run.done()
         stop.set()
         await asyncio.wait_for(run, 10)
-
-
-async def test_a_stop_while_the_broker_is_away_is_prompt(own_broker: Broker) -> None:
-    kafka = kafka_of(own_broker)
-    await create_topics(own_broker.bootstrap, {"t": 1})
-    ears, stop = Ears(kafka, "t"), asyncio.Event()
-    run = asyncio.create_task(run_subscribers(ears.broker, stop))
-    await wait_until(lambda: consuming(ears.broker), within_s=30, what="a settled consumer")
-    own_broker.kill()
-    begun = time.monotonic()
-    stop.set()
-    await asyncio.wait_for(run, 30)
-    assert time.monotonic() - begun < 15.0  # 0.0 as a rule; the group cannot be left
-    await ears.publisher.close()
-
-
-async def test_a_process_that_starts_before_its_broker_listens_as_soon_as_there_is_one(
-    own_broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kafka = kafka_of(own_broker)
-    own_broker.kill()
-    ears, stop = Ears(kafka, "t"), asyncio.Event()
-    with capture_logs() as logs:
-        run = asyncio.create_task(run_subscribers(ears.broker, stop))
-        await wait_until(lambda: len(logs) >= 2, within_s=30, what="two vain tries")
-    assert {line["event"] for line in logs} == {"subscribers_back_off"}
-    await own_broker.start()
-    await create_topics(own_broker.bootstrap, {"t": 1})
-    await wait_until(lambda: consuming(ears.broker), within_s=60, what="a settled consumer")
-    publisher = Publisher(kafka)
-    await publisher.publish("t", told("1"))
-    await ears.until_heard(1)
-    await publisher.close()
-    stop.set()
-    await asyncio.wait_for(run, 30)
-    await ears.publisher.close()
 
 
 async def test_a_broker_that_is_frozen_holds_nobody(own_broker: Broker) -> None:
@@ -568,66 +349,3 @@ async def test_a_broker_that_is_frozen_holds_nobody(own_broker: Broker) -> None:
         os.kill(own_broker.process.pid, signal.SIGCONT)
     await publisher.publish("t", told("3"))
     await publisher.close()
-
-
-# ------------------------------------------------------------------------------------------------------------ liveness
-
-
-async def test_a_dead_consume_task_is_noticed_though_the_broker_answers(kafka: Kafka, topic: str) -> None:
-    now = 0.0
-    ears = Ears(kafka, topic)
-    async with listening(ears):
-        liveness = Liveness(ears.broker, grace_s=90.0, clock=lambda: now)
-        now = 80.0
-        assert consuming(ears.broker)
-        assert await liveness.alive()
-        for task in ears.subscriber.tasks:
-            task.cancel()
-        await wait_until(lambda: not consuming(ears.broker), within_s=5, what="the dead task noticed")
-        now = 160.0  # 80 s after it was last seen consuming
-        assert await liveness.alive()
-        now = 171.0
-        assert not await liveness.alive()
-
-
-async def test_a_dead_coordinator_is_noticed(kafka: Kafka, topic: str) -> None:
-    ears = Ears(kafka, topic)
-    async with listening(ears):
-        assert consuming(ears.broker)
-        consumer: Any = ears.subscriber.consumer
-        consumer._coordinator._coordination_task.cancel()
-        await wait_until(lambda: not consuming(ears.broker), within_s=5, what="the dead task noticed")
-
-
-async def test_a_consume_loop_that_crashed_is_started_again(
-    kafka: Kafka, topic: str, stranger: AIOKafkaProducer
-) -> None:
-    ears = Ears(kafka, topic)
-    async with listening(ears):
-        consumer: Any = ears.subscriber.consumer
-        getmany, crashed = consumer.getmany, asyncio.Event()
-
-        async def crashes(*_: Any, **__: Any) -> None:
-            crashed.set()
-            consumer.getmany = getmany
-            raise RuntimeError("told to")
-
-        consumer.getmany = crashes
-        await asyncio.wait_for(crashed.wait(), 10)
-        await stranger.send_and_wait(topic, told("1"))
-        await ears.until_heard(1)
-        assert consuming(ears.broker)
-
-
-async def test_a_standby_without_a_partition_lives(kafka: Kafka, topic: str, stranger: AIOKafkaProducer) -> None:
-    both = [Ears(kafka, topic), Ears(kafka, topic)]
-
-    def assigned() -> list[int]:
-        return sorted(len(one.subscriber.consumer.assignment()) if one.subscriber.consumer else -1 for one in both)
-
-    async with listening(*both):
-        await wait_until(lambda: assigned() == [0, 1], within_s=60, what="one partition between two members")
-        await wait_until(lambda: all(consuming(one.broker) for one in both), within_s=60, what="two settled members")
-        await stranger.send_and_wait(topic, told("1"))
-        await wait_until(lambda: any(one.heard for one in both), within_s=30, what="the ring")
-        assert sum(len(one.rings) for one in both) == 1

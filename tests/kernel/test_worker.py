@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from services.kernel.errors import Invariant, Retryable
-from services.kernel.worker import Backoff, Worker, jittered, pause
+from services.kernel.worker import Backoff, Worker, first_of, jittered
 from tests.waiting import wait_until
 
 LONG_S = 3600.0
@@ -226,8 +226,9 @@ def test_jitter_stays_within_a_fifth_and_spreads() -> None:
     assert max(drawn) - min(drawn) > 2.0
 
 
-async def test_pause_ends_at_the_stop_or_at_its_time() -> None:
-    stop = asyncio.Event()
-    await asyncio.wait_for(pause(stop, 0.001), 5)
-    stop.set()
-    await asyncio.wait_for(pause(stop, LONG_S), 5)
+async def test_the_first_of_several_events_or_the_time_ends_a_wait() -> None:
+    one, other = asyncio.Event(), asyncio.Event()
+    await asyncio.wait_for(first_of(one, other, within_s=0.001), 5)
+    other.set()
+    await asyncio.wait_for(first_of(one, other), 5)
+    await asyncio.wait_for(first_of(other, within_s=LONG_S), 5)

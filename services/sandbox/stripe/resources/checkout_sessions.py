@@ -19,6 +19,7 @@ LINE_ITEMS_MAX: Final = 100
 _CREATE: Final = Group(
     {
         "allow_promotion_codes": Flag(),
+        "allowed_payment_method_types": Many(Text()),
         "billing_address_collection": Choice(("auto", "required")),
         "cancel_url": Text(),
         "client_reference_id": Text(200),
@@ -58,7 +59,6 @@ _CREATE: Final = Group(
                 }
             ),
         ),
-        "payment_method_types": Many(Text()),
         "return_url": Text(),
         "submit_type": Choice(("auto", "book", "donate", "pay", "subscribe")),
         "success_url": Text(),
@@ -68,7 +68,6 @@ _CREATE: Final = Group(
         {
             "adaptive_pricing",
             "after_expiration",
-            "allowed_payment_method_types",
             "automatic_tax",
             "branding_settings",
             "consent_collection",
@@ -205,6 +204,7 @@ def _session(books: Books, session_id: str, params: Any, currency: str, total: i
         "adaptive_pricing": {"enabled": False},
         "after_expiration": None,
         "allow_promotion_codes": params.get("allow_promotion_codes"),
+        "allowed_payment_method_types": params.get("allowed_payment_method_types"),
         "amount_subtotal": total,
         "amount_total": total,
         "automatic_tax": {"enabled": False, "liability": None, "provider": None, "status": None},
@@ -265,7 +265,7 @@ def _session(books: Books, session_id: str, params: Any, currency: str, total: i
         "payment_method_collection": "if_required",
         "payment_method_configuration_details": None,
         "payment_method_options": {"card": {"request_three_d_secure": "automatic"}},
-        "payment_method_types": params.get("payment_method_types", ["card"]),
+        "payment_method_types": params.get("allowed_payment_method_types", ["card", "us_bank_account"]),
         "payment_status": "unpaid",
         "permissions": None,
         "phone_number_collection": {"enabled": False},
