@@ -69,8 +69,12 @@ class InviteSettings(SliceSettings):
     """What only this product needs to know."""
 
     github_api_url: str = "https://api.github.com"
+    """Base of GitHub's REST API."""
     github_token: SecretStr
-    github_repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$")]
+    """May invite to the repository, and may read users."""
+    github_repository: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*$")
+    ]
     """``owner/name`` of what is sold."""
     github_permission: str = "pull"
     """Empty: none is sent. A personal repository refuses any, and lets every guest push."""
