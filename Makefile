@@ -16,15 +16,16 @@ demo: setup-embedded ## play the whole story on embedded servers and print the v
 up: setup-embedded ## start everything on embedded servers and stay
 	@.venv/bin/rowclaim up $(ARGS)
 
-test: setup-dev ## the tests
-	@$(PYTEST) -n $(WORKERS) $(ARGS)
+test: setup-dev ## the tests, but for the two below that take longer (crash, mutate)
+	@$(PYTEST) -n $(WORKERS) --ignore=tests/crash --ignore=tests/mutation $(ARGS)
 
-check: setup-dev ## format, lint, import contracts, both type checkers
+check: setup-dev ## format, lint, import contracts, both type checkers, generated files
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
 	@.venv/bin/lint-imports
 	@.venv/bin/mypy
 	@.venv/bin/basedpyright
+	@.venv/bin/rowclaim reference --check
 
 crash: setup-dev ## SIGKILL at every await that leaves the process, drive again, compare
 	@$(PYTEST) tests/crash $(ARGS)
@@ -35,7 +36,7 @@ mutate: setup-dev ## remove one conjunct, CHECK or unique at a time: a test must
 bench: setup-dev ## requests/s and claims/s beside their baselines
 	@.venv/bin/python -m bench $(ARGS)
 
-promises: setup-dev ## run the tests, then list the promises they show and those they do not
+promises: setup-dev ## run all tests, then list the promises they show and those they do not
 	@$(PYTEST) -q -n $(WORKERS); tests=$$?; .venv/bin/python -m tests.promises $(ARGS) && exit $$tests
 
 setup-embedded:

@@ -40,8 +40,9 @@ create table purchases (
   fulfillment_last_code    text,                    -- the outcome's machine code
   ask_first                boolean not null default false,   -- the latest call's fate is unknown: look before sending again
   timeouts_in_row          integer not null default 0,
-  timing_out_since         timestamptz,             -- the start of the first of those attempts
-  next_attempt_at          timestamptz,             -- deferred (poison-slow) until then; null: due
+  timeout_starts           timestamptz[] not null default '{}',  -- when the latest of those attempts began, five at most
+  deferrals                integer not null default 0,           -- how often in a row it was deferred
+  next_attempt_at          timestamptz,             -- deferred (poison-slow) until then, and tried after all due rows; null: due
   invitation_id            bigint,
   invitation_url           text,
   invited_account_id       bigint,

@@ -8,10 +8,12 @@ import sys
 
 import services
 from services.kernel.pager import LogSender, PageSender
-from services.kernel.process import Process
 from services.kernel.service import Service
 from services.operations.command_line import make_app
+from services.operations.process import Process
 from services.operations.terminal import Terminal, finish
+from services.vendors.http import http_client
+from services.vendors.pagerduty import PagerDuty
 
 
 def discover() -> tuple[Service, ...]:
@@ -26,7 +28,13 @@ def discover() -> tuple[Service, ...]:
 
 async def page_sender(process: Process) -> PageSender:
     """PagerDuty where a routing key is set, else the log."""
-    return LogSender()
+    settings = process.settings
+    if settings.pagerduty_routing_key is None:
+        return LogSender()
+    client = http_client()
+    process.on_close(client.aclose)
+    gates = await process.gates(process.own_role, pace_s={})
+    return PagerDuty(client, gates, url=settings.pagerduty_url, routing_key=settings.pagerduty_routing_key)
 
 
 def main() -> None:

@@ -1,3 +1,12 @@
 """The root of the suite: only what every test of the house needs."""
 
-pytest_plugins = ["pytester", "tests.promises", "tests.fixtures.servers", "tests.fixtures.database"]
+pytest_plugins = [
+    "pytester",
+    "tests.promises",
+    "tests.fixtures.servers",
+    "tests.fixtures.database",
+    "tests.crash.plugin",
+    "tests.fixtures.listening",
+    "tests.fixtures.sandbox",
+    "tests.fixtures.fulfillment",
+]

@@ -13,15 +13,10 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Source(StrEnum):
-    """Who sends. Stands in ``event_ids.source`` and names the trigger topic."""
+    """Who sends, as it stands in ``event_ids.source``."""
 
     STRIPE = "stripe"
     CLERK = "clerk"
-
-    @property
-    def topic(self) -> str:
-        """The trigger topic of this source's events."""
-        return f"{self}.events.v1"
 
 
 class Rejection(StrEnum):

@@ -1,1 +1,217 @@
-"""Every statement of the slice: the inbox's, under the door's own bounds, and what operators do with deliveries."""
+"""Every statement of the slice: the inbox's under the door's own bounds, and what operators do with deliveries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, LiteralString
+
+import asyncpg
+
+from services.kernel import inbox
+from services.kernel.batch import wait_briefly_for_locks
+from services.kernel.db import Database, Tx
+from services.kernel.deliveries import DeliveryState, EventId
+from services.kernel.inbox import Arrival, Arrived
+
+
+async def arrive_together(db: Database, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], Arrived]:
+    """Store a batch in one commit, waiting for no lock longer than everybody behind it should; the answers by key."""
+    async with db.transaction() as tx:
+        await wait_briefly_for_locks(tx)
+        return await inbox.arrive(tx, arrivals)
+
+
+async def arrive_alone(db: Database, arrival: Arrival) -> Arrived:
+    """Store one event in a commit of its own. A week without a partition is repaired on the way: nobody else would
+    do it where only the door runs, and every webhook would be refused until somebody looked."""
+    try:
+        arrived = await inbox.arrive(db, [arrival])
+    except asyncpg.CheckViolationError as error:
+        if error.constraint_name is not None:  # one of the tables' own: not about a missing partition
+            raise
+        await inbox.make_partitions(db)
+        arrived = await inbox.arrive(db, [arrival])
+    return arrived[arrival.source, arrival.external_id]
+
+
+# The end of a page: ``page`` events of any kind from ``since`` on, so that a rare kind costs no endless statement. It
+# ends between two instants, never inside one: a batch's events share theirs, and a resume begins after it.
+PAGE_END: Final[LiteralString] = """
+select max(p.received_at) as last_received_at
+from (select received_at from event_ids
+      where received_at >= $1 and received_at < $2
+      order by received_at limit $3) p"""
+
+
+async def find_page_end(tx: Tx, *, since: datetime, until: datetime, page: int) -> datetime | None:
+    """When the last event of the next page was received; None: there is no event left."""
+    last: datetime | None = await tx.value(PAGE_END, since, until, page)
+    return last
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a stored event stands with a consumer that is subscribed to its kind. ``state`` None: it was never owed."""
+
+    event_id: int
+    source: str
+    received_at: datetime
+    state: DeliveryState | None
+    claim_token: int | None
+    has_body: bool
+
+
+STANDINGS: Final[LiteralString] = """
+select e.id as event_id, e.source, e.received_at, d.state, d.claim_token,
+       exists (select from event_bodies b where b.event_id = e.id and b.received_at = e.received_at) as has_body
+from event_ids e
+join webhook_subscriptions s on s.source = e.source and s.kind = e.kind and s.consumer = $1
+left join webhook_deliveries d on d.event_id = e.id and d.consumer = $1
+where e.kind = $2 and e.received_at >= $3 and e.received_at <= $4
+order by e.id"""
+
+
+async def list_standings(
+    tx: Tx, *, consumer: str, kind: str, since: datetime, last_received_at: datetime
+) -> list[Standing]:
+    """How the consumer stands with each event of a kind, both ends of the page included."""
+    return await tx.rows(Standing, STANDINGS, consumer, kind, since, last_received_at)
+
+
+KINDS_OWED: Final[LiteralString] = """
+select distinct kind from webhook_subscriptions where consumer = $1 order by kind"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    kind: str
+
+
+async def list_kinds_owed(tx: Tx, consumer: str) -> list[str]:
+    """The kinds of event a consumer is owed."""
+    return [row.kind for row in await tx.rows(Kind, KINDS_OWED, consumer)]
+
+
+# By a person's edge: the claim token moves on, so that whoever finished the row once cannot finish this run of it.
+REPLAY: Final[LiteralString] = """
+update webhook_deliveries d
+set state = 'pending', edge = case d.state when 'done' then 'replay' else 'replay_not_ours' end,
+    claim_token = d.claim_token + 1, outcome_token = null, next_attempt_at = rowclaim_clock(),
+    finished_at = null, crash_reaps = 0
+from unnest($2::bigint[], $3::bigint[]) as u (event_id, token)
+where d.event_id = u.event_id and d.consumer = $1 and d.state in ('done', 'not_ours') and d.claim_token = u.token
+returning d.event_id"""
+
+
+async def replay_deliveries(tx: Tx, consumer: str, finished: Sequence[Standing]) -> int:
+    """Set finished deliveries back to pending; how many still were as they stood."""
+    ids, tokens = [s.event_id for s in finished], [s.claim_token for s in finished]
+    return len(await tx.rows(EventId, REPLAY, consumer, ids, tokens))
+
+
+OWE: Final[LiteralString] = """
+insert into webhook_deliveries (event_id, consumer, received_at, state, edge, next_attempt_at)
+select u.event_id, $1, u.received_at, 'pending', 'arrive', rowclaim_clock()
+from unnest($2::bigint[], $3::timestamptz[]) as u (event_id, received_at)
+order by u.event_id
+on conflict do nothing"""
+
+
+async def owe_deliveries(tx: Tx, consumer: str, missing: Sequence[Standing]) -> int:
+    """Make the deliveries that a consumer was never owed; how many were still missing."""
+    return await tx.execute(OWE, consumer, [s.event_id for s in missing], [s.received_at for s in missing])
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedDelivery:
+    """A delivery that waits for a person."""
+
+    event_id: int
+    consumer: str
+    source: str
+    kind: str
+    external_id: str
+    parked_reason: str
+    attempt: int
+    since: datetime
+    claim_token: int
+
+
+# Optional filters, one statement: what stands parked is little, and the partial index holds it all.
+LIST_PARKED: Final[LiteralString] = """
+select d.event_id, d.consumer, e.source, e.kind, e.external_id, d.parked_reason, d.attempt,
+       coalesce(d.finished_at, d.received_at) as since, d.claim_token
+from webhook_deliveries d join event_ids e on e.id = d.event_id
+where d.state = 'parked' and (d.event_id, d.consumer) > ($1, $2) and ($3::text is null or d.parked_reason = $3)
+order by d.event_id, d.consumer limit $4"""
+
+
+async def list_parked(
+    tx: Tx, *, limit: int, after: tuple[int, str] = (0, ""), reason_code: str | None = None
+) -> list[ParkedDelivery]:
+    """Parked deliveries by event and consumer, those of ``reason_code`` alone if it is given."""
+    return await tx.rows(ParkedDelivery, LIST_PARKED, *after, reason_code, limit)
+
+
+FIND_PARKED: Final[LiteralString] = """
+select d.event_id, d.consumer, e.source, e.kind, e.external_id, d.parked_reason, d.attempt,
+       coalesce(d.finished_at, d.received_at) as since, d.claim_token
+from unnest($1::bigint[], $2::text[]) as u (event_id, consumer)
+join webhook_deliveries d on d.event_id = u.event_id and d.consumer = u.consumer
+join event_ids e on e.id = d.event_id
+where d.state = 'parked'
+order by d.event_id, d.consumer"""
+
+
+async def find_parked(tx: Tx, named: Sequence[tuple[int, str]]) -> list[ParkedDelivery]:
+    """Those of the named deliveries that are parked."""
+    return await tx.rows(ParkedDelivery, FIND_PARKED, [n[0] for n in named], [n[1] for n in named])
+
+
+# One statement, so that what is written into the list of admin actions is what was done.
+UNPARK: Final[LiteralString] = """
+with unparked as (
+  update webhook_deliveries d
+  set state = 'pending', edge = 'unpark', claim_token = d.claim_token + 1, outcome_token = null,
+      next_attempt_at = rowclaim_clock(), finished_at = null, crash_reaps = 0, parked_reason = null
+  from unnest($1::bigint[], $2::text[], $3::bigint[], $4::text[]) as u (event_id, consumer, token, parked_reason)
+  where d.event_id = u.event_id and d.consumer = u.consumer and d.state = 'parked' and d.claim_token = u.token
+  returning d.event_id, d.consumer, u.parked_reason)
+insert into admin_actions (actor, verb, target, reason, before, after)
+select $5, 'unpark', 'delivery ' || event_id || ':' || consumer, $6,
+       jsonb_build_object('state', 'parked', 'parked_reason', parked_reason), jsonb_build_object('state', 'pending')
+from unparked order by event_id, consumer"""
+
+
+async def unpark_deliveries(tx: Tx, parked: Sequence[ParkedDelivery], *, actor: str, reason: str) -> int:
+    """Set parked deliveries back to pending and keep who did it and why; how many still were as they stood."""
+    return await tx.execute(
+        UNPARK,
+        [p.event_id for p in parked],
+        [p.consumer for p in parked],
+        [p.claim_token for p in parked],
+        [p.parked_reason for p in parked],
+        actor,
+        reason,
+    )
+
+
+RECORD_REPLAY: Final[LiteralString] = """
+insert into admin_actions (actor, verb, target, reason, before, after)
+values ($1, 'replay', $2, $3, jsonb_build_object('finished', $4::bigint[], 'missing', $5::bigint[]),
+        jsonb_build_object('put_back', $6::integer, 'made', $7::integer))"""
+
+
+async def record_replay(
+    tx: Tx,
+    *,
+    actor: str,
+    target: str,
+    reason: str,
+    finished: Sequence[int],
+    missing: Sequence[int],
+    put_back: int,
+    made: int,
+) -> None:
+    """Keep which events a page of a replay was about, who asked for it, and why."""
+    await tx.execute(RECORD_REPLAY, actor, target, reason, finished, missing, put_back, made)

@@ -8,8 +8,8 @@ Vendor calls are refused while a transaction is open in the same task: ``in_tran
 import asyncio
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import fields
 from enum import Enum
@@ -41,6 +41,17 @@ UNREACHABLE: tuple[type[BaseException], ...] = (
     asyncpg.InternalClientError,
 )
 
+# What a server says that is there and cannot do it now: a lock not granted in time, a deadlock, a statement's time
+# over, a full disk, a standby that was just promoted elsewhere. Nothing was written.
+BUSY: tuple[type[BaseException], ...] = (
+    asyncpg.LockNotAvailableError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.QueryCanceledError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,
+)
+
 _open_transaction: ContextVar[bool] = ContextVar("open_transaction", default=False)
 
 
@@ -54,7 +65,8 @@ class Tx(Protocol):
 
     ``row`` and ``rows`` build ``shape`` (a frozen dataclass whose fields are the statement's columns, in order);
     ``execute`` returns how many rows the statement changed. All raise ``Retryable("database_unavailable")`` when the
-    server is lost, ``Invariant("edge_refused" | "fence_refused")`` when the guard refuses a write.
+    server is lost, ``Retryable("database_busy")`` when it cannot do it now (a lock, a deadlock, a full disk), and
+    ``Invariant("edge_refused" | "fence_refused")`` when the guard refuses a write.
     """
 
     async def row(self, shape: type[R], query: LiteralString, *args: object) -> R | None: ...
@@ -108,7 +120,21 @@ def translated(error: BaseException) -> ServiceError | None:
         return Invariant("fence_refused", str(error))
     if isinstance(error, UNREACHABLE):
         return Retryable("database_unavailable", type(error).__name__)
+    if isinstance(error, BUSY):
+        return Retryable("database_busy", type(error).__name__)
     return None
+
+
+@contextmanager
+def _translating() -> Iterator[None]:
+    """Around what the driver alone does; never around a caller's own code, whose time-outs are not the database's."""
+    try:
+        yield
+    except Exception as error:
+        ours = translated(error)
+        if ours is None:
+            raise
+        raise ours from error
 
 
 class _Statements(ABC):
@@ -120,15 +146,10 @@ class _Statements(ABC):
     @asynccontextmanager
     async def _exchange(self, query: str) -> AsyncIterator[Any]:
         """One crossing of the database's door, the driver's errors translated."""
-        try:
+        with _translating():
             async with self._connection() as connection:
                 with Crossing(Door.DATABASE, query):
                     yield connection
-        except Exception as error:
-            ours = translated(error)
-            if ours is None:
-                raise
-            raise ours from error
 
     async def row(self, shape: type[R], query: LiteralString, *args: object) -> R | None:
         async with self._exchange(query) as connection:
@@ -204,25 +225,25 @@ class Database(_Statements):
 
         An error of the COMMIT itself leaves the outcome unknown (Retryable): read before writing again.
         """
+        with _translating():
+            connection = await self._pool.acquire(timeout=ACQUIRE_S)
         try:
-            async with self._connection() as connection:
-                block = connection.transaction(isolation="repeatable_read" if snapshot else None, readonly=snapshot)
-                with Crossing(Door.DATABASE, "begin"):
-                    await block.start()
-                mark = _open_transaction.set(True)
-                try:
-                    yield Transaction(connection)
-                except BaseException:
-                    # A dead connection cannot roll back; the server does it, and the first error is the one to tell.
-                    with suppress(*UNREACHABLE):
-                        await block.rollback()
-                    raise
-                finally:
-                    _open_transaction.reset(mark)
-                with Crossing(Door.DATABASE, "commit"):
-                    await block.commit()
-        except Exception as error:
-            ours = translated(error)
-            if ours is None or isinstance(error, ServiceError):
+            block = connection.transaction(isolation="repeatable_read" if snapshot else None, readonly=snapshot)
+            with _translating(), Crossing(Door.DATABASE, "begin"):
+                await block.start()
+            mark = _open_transaction.set(True)
+            try:
+                yield Transaction(connection)
+            except BaseException:
+                # A dead connection cannot roll back; the server does it, and the first error is the one to tell.
+                with suppress(*UNREACHABLE):
+                    await block.rollback()
                 raise
-            raise ours from error
+            finally:
+                _open_transaction.reset(mark)
+            with _translating(), Crossing(Door.DATABASE, "commit"):
+                await block.commit()
+        finally:
+            # What was committed stays so: a connection that dies on its way back to the pool changes nothing.
+            with suppress(*UNREACHABLE):
+                await self._pool.release(connection)

@@ -8,6 +8,7 @@ moves no money and stops.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -63,5 +64,8 @@ async def uncut(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({task})
+        # A second cancellation (a bound around a stop, a stop around a stop) must not cut it off either.
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
         raise

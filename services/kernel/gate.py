@@ -24,6 +24,8 @@ SECONDS = Histogram("rowclaim_vendor_call_seconds", "How long calls to vendors t
 CLOSED_MIN: Final = timedelta(seconds=1)
 REFUSAL_FLOOR: Final = timedelta(seconds=60)
 REFUSAL_CAP: Final = timedelta(hours=1)
+PACE_MARGIN: Final = 1.01
+"""Starts a pace apart here must not arrive nearer there: the way is not equally long for every request."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,8 +78,7 @@ values ($1, rowclaim_clock() + $2::interval, $3, $4, rowclaim_clock())
 on conflict (vendor) do update set
   closed_until = excluded.closed_until, reason = excluded.reason,
   closed_by = excluded.closed_by, closed_at = excluded.closed_at
-where g.closed_until is null or g.closed_until < excluded.closed_until
-returning closed_until"""
+where g.closed_until is null or g.closed_until < excluded.closed_until"""
 
 # A refusal that names no instant: a minute, doubling with every further one in a row, an hour at most.
 REFUSE: Final[LiteralString] = """
@@ -86,8 +87,7 @@ values ($1, rowclaim_clock() + $2::interval, $4, $5, rowclaim_clock(), 1)
 on conflict (vendor) do update set
   refusals = g.refusals + 1, reason = excluded.reason, closed_by = excluded.closed_by, closed_at = excluded.closed_at,
   closed_until = greatest(g.closed_until,
-                          rowclaim_clock() + least($2::interval * power(2, least(g.refusals, 16)), $3::interval))
-returning closed_until"""
+                          rowclaim_clock() + least($2::interval * power(2, least(g.refusals, 16)), $3::interval))"""
 
 SUCCEED: Final[LiteralString] = """
 update vendor_gates set refusals = 0 where vendor = $1 and refusals > 0"""
@@ -118,6 +118,7 @@ class Gates:
     def __init__(self, tx: Tx, *, pace_s: Mapping[str, float] | None = None) -> None:
         self._tx = tx
         self._pace = {vendor: timedelta(seconds=pace) for vendor, pace in (pace_s or {}).items()}
+        self._started_at: dict[str, float] = {}
 
     async def reserve(self, vendor: str) -> Go | Closed:
         """Reserve the next start, wait for it, and look at the gate again: it may have closed meanwhile.
@@ -160,10 +161,23 @@ class Gates:
         """Wait for this task's next slot; raises Retryable("gate_closed")."""
         if _reserved.get() == vendor:
             _reserved.set(None)
+        else:
+            entered = await self._enter(vendor)
+            if isinstance(entered, Closed):
+                raise Retryable("gate_closed", f"{vendor} until {entered.until.isoformat()}")
+        await self._space(vendor)
+
+    async def _space(self, vendor: str) -> None:
+        """Hold this process's starts apart: a slot is when a caller may begin, and whatever comes between the slot and
+        the call (a claim, a loaded machine) makes it late, and the next caller's slot too near."""
+        pace_s = self._pace.get(vendor, timedelta()).total_seconds() * PACE_MARGIN
+        if pace_s == 0:
             return
-        entered = await self._enter(vendor)
-        if isinstance(entered, Closed):
-            raise Retryable("gate_closed", f"{vendor} until {entered.until.isoformat()}")
+        now = asyncio.get_running_loop().time()
+        start_at = max(now, self._started_at.get(vendor, now - pace_s) + pace_s)
+        self._started_at[vendor] = start_at
+        if start_at > now:
+            await asyncio.sleep(start_at - now)
 
 
 _reserved: ContextVar[str | None] = ContextVar("reserved_slot", default=None)

@@ -48,7 +48,8 @@ class Subscription:
 
 
 # The order in ``fresh`` is the lock order: two batches with the same keys in opposite order would deadlock without it.
-# ``unfinished`` of an old event is read from the snapshot; a new one always is: its deliveries are being made here.
+# ``unfinished`` of an old event is read from the snapshot; a new one's deliveries are made here, if anybody is owed one:
+# most kinds that a sender sends are nobody's, and ring for nobody.
 ARRIVE: Final[LiteralString] = """
 with arrived as materialized (
   select distinct on (source, external_id) source, external_id, kind, body, parked_reason
@@ -69,14 +70,15 @@ owed as (
   from fresh f
   join arrived a using (source, external_id)
   join webhook_subscriptions s on s.source = f.source and s.kind = f.kind
-  where a.parked_reason is null),
+  where a.parked_reason is null
+  returning event_id),
 shown as (
   insert into webhook_deliveries (event_id, consumer, received_at, state, edge, next_attempt_at, parked_reason)
   select f.id, 'ingress', f.received_at, 'parked', 'arrive_parked', rowclaim_clock(), a.parked_reason
   from fresh f join arrived a using (source, external_id)
   where a.parked_reason is not null)
 select a.source, a.external_id, coalesce(f.id, e.id) as event_id, f.id is not null as is_new,
-       f.id is not null or exists (
+       exists (select from owed o where o.event_id = f.id) or exists (
          select from webhook_deliveries d
          where d.event_id = e.id and d.state in ('pending', 'in_progress')) as unfinished
 from arrived a

@@ -7,11 +7,12 @@ nothing else.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, LiteralString, Protocol, TypeVar
 
-from services.kernel.db import Database
+from services.kernel.db import Database, Tx
+from services.kernel.errors import Stop
 from services.kernel.inbox import Subscription
-from services.kernel.transition import Machine
+from services.kernel.transition import EdgeRow, Machine
 
 if TYPE_CHECKING:
     import typer
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from services.kernel.triggers import Doorbell
     from services.kernel.worker import Worker
 
+OnClose = Callable[[Callable[[], Awaitable[None]]], None]
+"""Registers what runs at the end of the process."""
 SliceSettingsT = TypeVar("SliceSettingsT", bound="SliceSettings")
 
 
@@ -59,6 +62,11 @@ T = TypeVar("T")
 
 class CommandLine(Protocol):
     """What a slice's command finds as ``typer.Context.obj``."""
+
+    @property
+    def actor(self) -> str:
+        """Who is at the keyboard, for ``admin_actions``."""
+        ...
 
     def run(self, service: "Service", work: Callable[[Runtime], Awaitable[T]]) -> T:
         """Open a process for one slice, do the work on its loop, close it. A ServiceError ends the command."""
@@ -101,3 +109,15 @@ class Service:
     def role(self) -> str:
         """The login role of the slice."""
         return f"rowclaim_{self.name}"
+
+
+EDGES: Final[LiteralString] = """
+select edge, source, target, fence from law.state_edges where table_name = $1 order by edge"""
+
+
+async def verify_machine(tx: Tx, machine: Machine) -> None:
+    """Raise Stop("machine_unknown") unless the database knows every edge of the code."""
+    known = set(await tx.rows(EdgeRow, EDGES, machine.table))
+    missing = sorted(row.edge for row in machine.rows() - known)
+    if missing:
+        raise Stop("machine_unknown", f"{machine.table} lacks the edges {', '.join(missing)}")

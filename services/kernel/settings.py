@@ -60,10 +60,12 @@ def _address(*schemes: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-class _Environment(BaseSettings):
+class Environment(BaseSettings):
     """Reads nothing by itself: ``load_settings`` says from where."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -77,7 +79,7 @@ class _Environment(BaseSettings):
         return (init_settings,)
 
 
-class Settings(_Environment):
+class Settings(Environment):
     """What every process shares. Durations in the unit of the name's end."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX)
@@ -88,6 +90,7 @@ class Settings(_Environment):
     """The login role's password; unset: the one in the URL, if any."""
 
     kafka_bootstrap: str = "127.0.0.1:9092"
+    """``host:port`` of the broker."""
     kafka_idempotent: bool = True
     """Whether the broker numbers what a producer sends; false for the embedded broker, which refuses it."""
     kafka_replication: PositiveInt = 1
@@ -97,24 +100,36 @@ class Settings(_Environment):
     kafka_session_timeout_ms: PositiveInt = 10_000
     """A dead consumer's partitions are given away after this; also how long the first join takes on some brokers."""
     kafka_heartbeat_ms: PositiveInt = 3_000
+    """A consumer says this often that it lives; a third of the session timeout at most."""
 
     valkey_url: Annotated[SecretStr, _address("redis", "rediss", "unix")] | None = None
+    """``redis://[:password@]host:port/number``."""
     smtp_url: Annotated[SecretStr, _address("smtp", "smtps")] = SecretStr("smtp://127.0.0.1:1025")
+    """``smtp://[user:password@]host:port``; ``smtps`` for TLS from the first byte."""
     s3_url: Annotated[SecretStr, _address("http", "https")] | None = None
-    """Endpoint of the object store, with its keys as user and password."""
+    """Endpoint of the object store; unset: none is used."""
+    s3_access_key: SecretStr | None = None
+    """Name of the key pair."""
+    s3_secret_key: SecretStr | None = None
+    """Secret of the key pair."""
     s3_bucket: str = "rowclaim-archive"
+    """A bucket made with Object Lock."""
 
     http_host: str = "127.0.0.1"
+    """The address to listen on."""
     http_port: Port = 8080
+    """Where `rowclaim serve` answers."""
     health_port: Port | None = None
     """Where a consuming process answers /health and /metrics; unset: nowhere."""
     graceful_stop_s: Annotated[float, Field(gt=STOP_MARGIN_S, lt=KILL_DELAY_S)] = 45.0
     """From the first SIGTERM to giving up on the attempt in hand; below the orchestrator's kill delay of 60 s."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Of ``debug``, ``info``, ``warning``, ``error``."""
     pagerduty_routing_key: SecretStr | None = None
     """Unset: pages go to the log alone."""
     pagerduty_url: Annotated[SecretStr, _address("http", "https")] = SecretStr("https://events.pagerduty.com")
+    """Base of the Events API v2."""
     run: str | None = None
     """The name of the run that started this process; every process we start carries it, so that none is left behind."""
 
@@ -136,14 +151,14 @@ class Settings(_Environment):
         return self.database_url.get_secret_value()
 
 
-class SliceSettings(_Environment):
+class SliceSettings(Environment):
     """Base of a slice's own settings; a subclass sets ``env_prefix`` to ``ROWCLAIM_<SLICE>_``.
 
     A field ``attempt_bound_s`` is held to the graceful stop: an attempt must end before its process is given up.
     """
 
 
-SettingsT = TypeVar("SettingsT", bound=_Environment)
+SettingsT = TypeVar("SettingsT", bound=Environment)
 
 
 def _with_user(url: SecretStr, user: str, password: SecretStr | None) -> str:
@@ -153,7 +168,7 @@ def _with_user(url: SecretStr, user: str, password: SecretStr | None) -> str:
     return split._replace(netloc=f"{who}@{split.netloc.rpartition('@')[2]}").geturl()
 
 
-def variables(kind: type[_Environment]) -> dict[str, str]:
+def variables(kind: type[Environment]) -> dict[str, str]:
     """Every environment variable of a settings class, and the field it fills; ``NAME_FILE`` only for secrets."""
     prefix = kind.model_config.get("env_prefix", "")
     named: dict[str, str] = {}
@@ -201,13 +216,14 @@ def _read(variable: str, path: str) -> str:
         raise Stop("setting_invalid", f"{variable}: cannot be read ({type(error).__name__})") from None
 
 
-def refuse_unknown(kinds: Iterable[type[_Environment]], environ: Mapping[str, str] = os.environ) -> None:
+def refuse_unknown(kinds: Iterable[type[Environment]], environ: Mapping[str, str] = os.environ) -> None:
     """Raise Stop("setting_unknown") for ``ROWCLAIM_`` names that no class has, each with the nearest known name."""
-    known = {variable for kind in kinds for variable in variables(kind)}
+    known = {variable.removeprefix(PREFIX) for kind in kinds for variable in variables(kind)}
+    unknown = {name for name in environ if name.startswith(PREFIX)} - {PREFIX + name for name in known}
     faults: list[str] = []
-    for name in sorted(name for name in environ if name.startswith(PREFIX) and name not in known):
-        near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.6)
-        faults.append(f"{name} (did you mean {near[0]}?)" if near else f"{name} (no setting is like it)")
+    for name in sorted(unknown):
+        near = difflib.get_close_matches(name.removeprefix(PREFIX).upper(), known, n=1)
+        faults.append(f"{name} (did you mean {PREFIX}{near[0]}?)" if near else f"{name} (no setting is like it)")
     if faults:
         raise Stop("setting_unknown", ", ".join(faults))
 

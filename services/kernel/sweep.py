@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.kernel.errors import Retryable
-from services.kernel.worker import Backoff, Jitter, jittered, pause
+from services.kernel.worker import Backoff, Jitter, first_of, jittered
 
 log = structlog.get_logger()
 
@@ -35,9 +35,9 @@ async def run_sweep(sweep: Sweep, stop: asyncio.Event, *, jitter: Jitter = jitte
             counts = await sweep.run_once()
         except Retryable as error:
             log.warning("sweep_backs_off", sweep=sweep.name, code=error.code.name)
-            await pause(stop, min(backoff.next(), sweep.every_s))
+            await first_of(stop, within_s=min(backoff.next(), sweep.every_s))
             continue
         backoff.reset()
         if any(counts.values()):
             log.info("swept", sweep=sweep.name, **counts)
-        await pause(stop, jitter(sweep.every_s))
+        await first_of(stop, within_s=jitter(sweep.every_s))

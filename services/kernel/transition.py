@@ -2,16 +2,14 @@
 
 A slice's ``machine.py`` declares a StrEnum and its edges; the same edges stand as rows of ``law.state_edges``, where a
 trigger (``law.guard_state``) holds every client to them, psql and this code alike. At boot the code's edges must be a
-subset of the database's, so that release N runs on schema N and N+1; the house tests demand equality.
+subset of the database's (``kernel.service.verify_machine``), so that release N runs on schema N and N+1; the house
+tests demand equality. Pure: a machine can be read and drawn without a database.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, LiteralString
-
-from services.kernel.db import Tx
-from services.kernel.errors import Stop
+from typing import Final
 
 
 class Fence(StrEnum):
@@ -80,15 +78,3 @@ class Machine:
         lines = ["stateDiagram-v2"]
         lines += [f"    {e.source or '[*]'} --> {e.target}: {e.name}" for e in self.edges.values()]
         return "\n".join(lines)
-
-
-EDGES: Final[LiteralString] = """
-select edge, source, target, fence from law.state_edges where table_name = $1 order by edge"""
-
-
-async def verify_machine(tx: Tx, machine: Machine) -> None:
-    """Raise Stop("machine_unknown") unless the database knows every edge of the code."""
-    known = set(await tx.rows(EdgeRow, EDGES, machine.table))
-    missing = sorted(row.edge for row in machine.rows() - known)
-    if missing:
-        raise Stop("machine_unknown", f"{machine.table} lacks the edges {', '.join(missing)}")

@@ -13,7 +13,6 @@ FastStream's defaults lose records in a dozen ways. What is set here, and why:
   makes it publish wherever a stranger says. Decoding is per record: a bad one costs its neighbours nothing.
 - A failure waits before it is raised: a nack is a seek without a delay.
 - The default request timeout. It also bounds joining a group; a shorter one makes a consumer that never joins.
-- Liveness looks at the consumer. The broker answers a ping while the consume task is dead.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, cast
@@ -39,7 +38,7 @@ from pydantic import ValidationError
 from schemas.triggers import DEAD_LETTERS, IDS_MAX, TOPICS, EventsTrigger
 from services.kernel.doors import Crossing, Door
 from services.kernel.errors import Retryable
-from services.kernel.worker import Backoff, pause
+from services.kernel.worker import Backoff, first_of
 
 log = structlog.get_logger()
 
@@ -57,13 +56,12 @@ POLL_MS: Final = 20
 BATCH_S: Final = 60.0
 COMMIT_S: Final = 5.0
 POLL_INTERVAL_MAX_MS: Final = 180_000
-JOIN_S: Final = 40.0
 GRACEFUL_S: Final = 15.0
-ALIVE_GRACE_S: Final = 90.0
 BURIED_MAX: Final = 10_000
 RECORD_BYTES_MAX: Final = 2 * 1024 * 1024
 LOST: Final = (KafkaError, OSError, TimeoutError)
 
+Ring: TypeAlias = Callable[[frozenset[int]], None]
 Header: TypeAlias = tuple[str, bytes | None]
 Record: TypeAlias = ConsumerRecord[bytes | None, bytes | None]
 
@@ -77,6 +75,11 @@ class Kafka:
     session_timeout_ms: int = 10_000
     heartbeat_ms: int = 3_000
     idempotent: bool = False
+
+    @property
+    def addresses(self) -> list[str]:
+        """Each ``host:port`` of ``bootstrap``, which may name several, parted by commas."""
+        return [address.strip() for address in self.bootstrap.split(",")]
 
 
 class Publisher:
@@ -92,9 +95,8 @@ class Publisher:
     async def publish(
         self, topic: str, value: bytes | None, *, key: bytes | None = None, headers: Sequence[Header] = ()
     ) -> None:
-        """Publish and wait for every replica's word, ``bound_s`` seconds at most.
+        """Publish and wait for every replica's word, ``bound_s`` seconds at most. Raises Retryable.
 
-        Raises Retryable("broker_unavailable").
         A publish that timed out may still arrive: whoever reads must bear a repetition.
         """
         producer = None
@@ -117,7 +119,7 @@ class Publisher:
         async with self._starting:
             if self._producer is None:
                 producer = AIOKafkaProducer(
-                    bootstrap_servers=self._kafka.bootstrap,
+                    bootstrap_servers=self._kafka.addresses,
                     acks="all",
                     enable_idempotence=self._kafka.idempotent,
                     max_request_size=RECORD_BYTES_MAX,
@@ -185,18 +187,14 @@ class Doorbell:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until ``stop`` is set, and then what is still pending, once."""
-        stopped = asyncio.ensure_future(stop.wait())
         try:
             while not stop.is_set():
-                rung = asyncio.ensure_future(self._rung.wait())
-                await asyncio.wait({rung, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                rung.cancel()
+                await first_of(self._rung, stop)
                 self._rung.clear()
                 await self._publish_pending()
-                await pause(stop, self._gap_s)
+                await first_of(stop, within_s=self._gap_s)
             await self._publish_pending()
         finally:
-            stopped.cancel()
             await self._publisher.close()
 
     async def _publish_pending(self) -> None:
@@ -238,19 +236,14 @@ class DeadLetters:
 
     async def bury(self, record: Record, reason: str) -> None:
         """Publish a record to its dead-letter topic unless this was done. Raises Retryable("broker_unavailable")."""
-        digest = hashlib.sha256(record.value or b"").hexdigest()[:16]
+        digest = hashlib.sha256(repr(record.value).encode()).hexdigest()[:16]
         key = f"{record.topic}/{record.partition}/{record.offset}/{digest}".encode()
         if key in self._buried:
             return
-        told: list[Header] = [
-            ("rowclaim-reason", reason.encode()),
-            ("rowclaim-topic", record.topic.encode()),
-            ("rowclaim-partition", str(record.partition).encode()),
-            ("rowclaim-offset", str(record.offset).encode()),
-            ("rowclaim-timestamp-ms", str(record.timestamp).encode()),
-            ("rowclaim-key", record.key),
-        ]
-        headers = [*record.headers, *told]
+        where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+        told = where | {"timestamp-ms": record.timestamp, "reason": reason}
+        headers = [*record.headers, *((f"rowclaim-{name}", str(value).encode()) for name, value in told.items())]
+        headers.append(("rowclaim-key", record.key))
         await self._publisher.publish(record.topic + DEAD_LETTERS, record.value, key=key, headers=headers)
         self._buried[key] = None
         if len(self._buried) > BURIED_MAX:
@@ -260,7 +253,7 @@ class DeadLetters:
 def make_broker(kafka: Kafka) -> KafkaBroker:
     """The one broker object of a consuming process. It publishes nothing and creates no topic."""
     return KafkaBroker(
-        kafka.bootstrap,
+        kafka.addresses,
         client_id="rowclaim",
         consumer_only=True,
         allow_auto_create_topics=False,
@@ -277,7 +270,7 @@ def subscribe(
     *,
     topic: str,
     group: str,
-    ring: Callable[[frozenset[int]], None],
+    ring: Ring,
     dead_letters: DeadLetters,
     backoff: Backoff | None = None,
 ) -> BatchSubscriber:
@@ -318,9 +311,7 @@ async def _undecoded(message: KafkaMessage) -> KafkaMessage:
 class _Handler:
     """What one subscriber does with a batch: decode, ring, put the undecodable aside, acknowledge."""
 
-    def __init__(
-        self, topic: str, ring: Callable[[frozenset[int]], None], dead_letters: DeadLetters, backoff: Backoff
-    ) -> None:
+    def __init__(self, topic: str, ring: Ring, dead_letters: DeadLetters, backoff: Backoff) -> None:
         self._topic = topic
         self._ring = ring
         self._dead_letters = dead_letters
@@ -366,103 +357,6 @@ def _decoded(records: Iterable[Record]) -> tuple[frozenset[int], list[tuple[Reco
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             dead.append((record, ".".join(map(str, (*first["loc"], first["type"])))[:200]))
     return frozenset(ids), dead
-
-
-async def start_subscribers(broker: KafkaBroker) -> None:
-    """Join all groups at once (the framework would join one after another). Raises Retryable("broker_unavailable")."""
-    try:
-        async with asyncio.timeout(JOIN_S):
-            await broker.connect()
-            async with asyncio.TaskGroup() as joins:
-                for subscriber in broker.subscribers:
-                    joins.create_task(subscriber.start())
-    except* LOST as errors:
-        await stop_subscribers(broker)
-        raise Retryable("broker_unavailable", f"join: {type(errors.exceptions[0]).__name__}") from errors
-
-
-async def stop_subscribers(broker: KafkaBroker) -> None:
-    """Finish the batches in hand, commit, leave the groups; bounded, whatever the broker does."""
-    with suppress(*LOST):
-        async with asyncio.timeout(GRACEFUL_S + COMMIT_S):
-            async with asyncio.TaskGroup() as leaves:
-                for subscriber in broker.subscribers:
-                    leaves.create_task(subscriber.stop())
-            await broker.stop()
-
-
-async def run_subscribers(broker: KafkaBroker, stop: asyncio.Event) -> None:
-    """Be subscribed until ``stop`` is set. While no broker answers it tries again: workers go on without rings."""
-    backoff = Backoff()
-    while not stop.is_set():
-        try:
-            await start_subscribers(broker)
-        except Retryable as error:
-            log.warning("subscribers_back_off", reason=error.detail)
-            await pause(stop, backoff.next())
-            continue
-        try:
-            await stop.wait()
-        finally:
-            await stop_subscribers(broker)
-
-
-def consuming(broker: KafkaBroker) -> bool:
-    """Whether every subscriber's consume task lives and its consumer is a settled member of its group.
-
-    A member without partitions (a standby) consumes too. False during a rebalance: see ``Liveness``.
-    """
-    return all(_consumes(subscriber) for subscriber in broker.subscribers)
-
-
-def _consumes(subscriber: Any) -> bool:
-    consumer = subscriber.consumer
-    if not subscriber.running or consumer is None or all(task.done() for task in subscriber.tasks):
-        return False
-    # Private, for want of a public way to ask a consumer whether it is one.
-    coordinator = consumer._coordinator
-    subscription = consumer._subscription.subscription
-    return not (
-        coordinator._coordination_task.done()
-        or subscription is None
-        or subscription.assignment is None
-        or coordinator.need_rejoin(subscription)
-    )
-
-
-class Liveness:
-    """Whether a consuming process should go on living: it consumes, did so a short while ago, or has no broker to.
-
-    A rebalance takes seconds, so ``grace_s`` must be longer than one. A broker that is away is no reason for a
-    restart: workers tick without it, and a restarted process could not consume either.
-    """
-
-    def __init__(
-        self, broker: KafkaBroker, *, grace_s: float = ALIVE_GRACE_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._broker = broker
-        self._grace_s = grace_s
-        self._clock = clock
-        self._seen = clock()
-
-    async def alive(self) -> bool:
-        """Ask often: what was never seen consuming within the grace counts as dead once the broker answers."""
-        if consuming(self._broker) or not await _reachable(self._broker.url):
-            self._seen = self._clock()
-        return self._clock() - self._seen <= self._grace_s
-
-
-async def _reachable(addresses: Collection[str]) -> bool:
-    """Whether anything listens at one of the broker's addresses."""
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(PUBLISH_S):
-                with Crossing(Door.KAFKA, "connect"):
-                    _, writer = await asyncio.open_connection(host, int(port))
-            writer.close()
-            return True
-    return False
 
 
 class OutageFilter(logging.Filter):

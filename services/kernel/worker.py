@@ -48,13 +48,14 @@ class Backoff:
         self._failures = 0
 
 
-async def pause(stop: asyncio.Event, seconds: float) -> None:
-    """Wait ``seconds``, or until ``stop`` is set."""
+async def first_of(*events: asyncio.Event, within_s: float | None = None) -> None:
+    """Wait until one of the events is set, or for ``within_s`` seconds."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        return
+        await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 class Worker:
@@ -89,17 +90,11 @@ class Worker:
             except Retryable as error:
                 wait_s = backoff.next()
                 log.warning("worker_backs_off", worker=self.name, code=error.code.name, wait_s=round(wait_s, 3))
-                await pause(stop, wait_s)
+                await first_of(stop, within_s=wait_s)
                 continue
             backoff.reset()
             if done == 0:
                 await self._until_rung(stop)
 
     async def _until_rung(self, stop: asyncio.Event) -> None:
-        waits = [asyncio.ensure_future(self._rung.wait()), asyncio.ensure_future(stop.wait())]
-        timeout_s = None if self._tick_s is None else self._jitter(self._tick_s)
-        try:
-            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await first_of(self._rung, stop, within_s=None if self._tick_s is None else self._jitter(self._tick_s))

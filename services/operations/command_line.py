@@ -3,9 +3,14 @@
 import typer
 
 from services.operations.consuming import consume, sweep
+from services.operations.demo.command import demo
+from services.operations.doctor import doctor
+from services.operations.gates import gate, pages
 from services.operations.migrating import migrate, topics
+from services.operations.reference import reference
 from services.operations.serving import serve
 from services.operations.terminal import Terminal
+from services.operations.up import up
 
 
 def make_app(terminal: Terminal) -> typer.Typer:
@@ -17,8 +22,10 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (migrate, topics, serve, consume, sweep):
+    for command in (up, demo, migrate, topics, doctor, serve, consume, sweep, reference):
         app.command()(command)
+    app.add_typer(gate, name="gate")
+    app.add_typer(pages, name="pages")
     for service in terminal.services:
         if service.commands is not None:
             app.add_typer(service.commands)

@@ -8,16 +8,19 @@ from typing import Annotated, Final
 
 import structlog
 import typer
+from faststream.kafka import KafkaBroker
 
 from services.kernel import inbox
 from services.kernel.db import Database
 from services.kernel.deliveries import reap_deliveries
-from services.kernel.process import Process, Task, run_tasks
+from services.kernel.jobs import run_job
 from services.kernel.service import Consumption, Service
 from services.kernel.sweep import Sweep, run_sweep
-from services.kernel.triggers import DeadLetters, Liveness, Publisher, make_broker, run_subscribers, subscribe
+from services.kernel.triggers import DeadLetters, Publisher, make_broker, subscribe
 from services.operations import web
+from services.operations.process import Process, Task, run_tasks
 from services.operations.serving import page_invariant, readiness
+from services.operations.subscribers import Liveness, is_consuming, run_subscribers
 from services.operations.terminal import Terminal
 
 log = structlog.get_logger()
@@ -48,7 +51,7 @@ def consume(
 ) -> None:
     """Do the work: claim rows, call vendors, write outcomes; sweeps and jobs beside it."""
     terminal: Terminal = context.obj
-    services = consumers(terminal, slice_name)
+    services = terminal.chosen(slice_name, lambda service: service.consume)
 
     async def main(process: Process) -> None:
         consuming = await begin(process, services)
@@ -59,13 +62,12 @@ def consume(
             for one in consuming
             for worker in one.consumption.workers
         }
-        alive = subscribed(process, consuming, tasks)
+        tasks |= await job_tasks(process, consuming)
+        broker = subscribed(process, consuming)
+        if broker.subscribers:
+            tasks["subscribers"] = partial(run_subscribers, broker)
         if process.settings.health_port is not None:
-            listener = web.bind(process.settings.http_host, process.settings.health_port)
-            app = web.make_app(
-                [], await readiness(process, services), lambda error: page_invariant(process, error), alive
-            )
-            tasks["health"] = lambda stopping: web.serve_http(app, listener, stopping)
+            tasks["health"] = await health(process, services, broker)
         log.info("process.consuming", slices=[service.name for service in services])
         await run_tasks(process, tasks)
         log.info("process.stopped")
@@ -81,7 +83,7 @@ def sweep(
 ) -> None:
     """Find what no trigger told: missing deliveries, leases whose holder died, pages nobody was told of."""
     terminal: Terminal = context.obj
-    services = consumers(terminal, slice_name)
+    services = terminal.chosen(slice_name, lambda service: service.consume)
 
     async def main(process: Process) -> Mapping[str, Mapping[str, int]]:
         sweeps = await sweeps_of(process, await begin(process, services))
@@ -90,12 +92,8 @@ def sweep(
         await run_tasks(process, {f"sweep:{sweep.name}": partial(run_sweep, sweep) for sweep in sweeps})
         return {}
 
-    counts = terminal.run_process("sweep", services, main, own_signals=True)
+    counts = terminal.run_process("sweep", services, main, own_signals=not once)
     terminal.show(counts, as_json=as_json)
-
-
-def consumers(terminal: Terminal, name: str | None) -> list[Service]:
-    return [service for service in terminal.chosen(name) if service.consume is not None]
 
 
 async def begin(process: Process, services: Iterable[Service]) -> list[Consuming]:
@@ -113,9 +111,8 @@ async def begin(process: Process, services: Iterable[Service]) -> list[Consuming
 
 async def sweeps_of(process: Process, consuming: Sequence[Consuming]) -> list[Sweep]:
     """The slices' own sweeps, and those of what all slices share."""
-    shared = delivery_sweeps(await process.database(consuming[0].service.role), consuming) if consuming else []
     return [
-        *shared,
+        *delivery_sweeps(await process.database(process.own_role), consuming),
         Sweep("pages", PAGES_EVERY_S, process.pager.send_unsent),
         *(sweep for one in consuming for sweep in one.consumption.sweeps),
     ]
@@ -153,8 +150,17 @@ def delivery_sweeps(database: Database, consuming: Sequence[Consuming]) -> list[
     ]
 
 
-def subscribed(process: Process, consuming: Iterable[Consuming], tasks: dict[str, Task]) -> web.Alive | None:
-    """Let every slice be rung by its topics: adds the subscribers' task, returns how they are found alive."""
+async def job_tasks(process: Process, consuming: Sequence[Consuming]) -> dict[str, Task]:
+    """The slices' jobs, under their roles."""
+    return {
+        f"job:{job.name}": partial(run_job, job, await process.database(one.service.role))
+        for one in consuming
+        for job in one.consumption.jobs
+    }
+
+
+def subscribed(process: Process, consuming: Iterable[Consuming]) -> KafkaBroker:
+    """Every slice is rung by its topics; none is joined yet."""
     broker = make_broker(process.kafka)
     publisher = Publisher(process.kafka)
     dead_letters = DeadLetters(publisher)
@@ -164,7 +170,17 @@ def subscribed(process: Process, consuming: Iterable[Consuming], tasks: dict[str
             subscribe(
                 broker, process.kafka, topic=topic, group=one.service.name, ring=one.ring, dead_letters=dead_letters
             )
-    if not broker.subscribers:
-        return None
-    tasks["subscribers"] = partial(run_subscribers, broker)
-    return Liveness(broker).alive
+    return broker
+
+
+async def health(process: Process, services: Sequence[Service], broker: KafkaBroker) -> Task:
+    """/health and /metrics of a consuming process: alive while it consumes, ready once every group is joined."""
+
+    async def joined() -> str | None:
+        return None if is_consuming(broker) else "not joined"
+
+    listener = web.bind(process.settings.http_host, process.settings.health_port or 0)
+    checks = {**await readiness(process, services), "subscribers": joined}
+    alive = Liveness(broker).alive if broker.subscribers else None
+    app = web.make_app([], checks, lambda error: page_invariant(process, error), alive)
+    return lambda stopping: web.serve_http(app, listener, stopping)

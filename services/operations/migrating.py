@@ -15,11 +15,11 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
 
 from schemas.triggers import TOPICS
-from services.kernel.db import Database
 from services.kernel.doors import Crossing, Door
 from services.kernel.errors import Retryable, Stop
 from services.kernel.inbox import make_partitions
 from services.kernel.settings import Settings
+from services.kernel.triggers import RECORD_BYTES_MAX
 from services.operations.terminal import Terminal, run_async
 
 MIGRATIONS: Final = Path(__file__).resolve().parents[2] / "migrations"
@@ -27,7 +27,10 @@ MIGRATE_S: Final = 600.0
 TRIES: Final = 4
 RETRY_S: Final = 0.5
 ADMIN_S: Final = 10.0
+DETAIL_MAX: Final = 500
 TOPIC_EXISTS: Final = 36
+# Kept by key: a record put aside twice counts once. With room for its coordinates beside a record of the largest size.
+DEAD_LETTER_CONFIGS: Final = {"cleanup.policy": "compact", "max.message.bytes": str(RECORD_BYTES_MAX)}
 LOCAL_HOSTS: Final = (None, "", "localhost", "127.0.0.1", "::1")
 
 
@@ -37,12 +40,17 @@ def migrate(
     """Bring the database to this release's schema, as the user of ROWCLAIM_DATABASE_URL, and make weeks for events."""
     terminal: Terminal = context.obj
     settings = terminal.load().settings
-    applied = run_async(migrated(settings))
-    terminal.show(applied, as_json=as_json)
+
+    async def migrated() -> dict[str, object]:
+        async with terminal.connected(settings.database_url_own) as database:
+            applied = await apply_migrations(settings)
+            return {"applied": applied, "weeks_made": await make_partitions(database)}
+
+    terminal.show(run_async(migrated()), as_json=as_json)
 
 
-async def migrated(settings: Settings) -> dict[str, object]:
-    """Run every pending migration in order. Raises Stop("migration_failed"), Retryable("database_unavailable")."""
+async def apply_migrations(settings: Settings) -> list[str]:
+    """Run every pending migration in order; returns their files. Raises Stop("migration_failed")."""
     applied: list[str] = []
     for tries in range(1, TRIES + 1):
         done = await asyncio.to_thread(dbmate, settings, "migrate", "--strict")
@@ -51,14 +59,23 @@ async def migrated(settings: Settings) -> dict[str, object]:
             break
         # Two migrators at once: one loses, and finds the other's work done when it looks again.
         if tries == TRIES:
-            raise Stop("migration_failed", " ".join(done.stderr.split())[-500:])
+            raise failed(settings, done)
         await asyncio.sleep(RETRY_S)
-    database = await Database.connect(settings.database_url_own, application="rowclaim-migrate", size_max=1)
-    try:
-        weeks_made = await make_partitions(database)
-    finally:
-        await database.close()
-    return {"applied": applied, "weeks_made": weeks_made}
+    return applied
+
+
+async def pending_migrations(settings: Settings) -> list[str]:
+    """The files that were not yet applied. Raises Stop("migration_failed")."""
+    done = await asyncio.to_thread(dbmate, settings, "status")
+    if done.returncode != 0:
+        raise failed(settings, done)
+    return [line.removeprefix("[ ]").strip() for line in done.stdout.splitlines() if line.startswith("[ ]")]
+
+
+def failed(settings: Settings, done: subprocess.CompletedProcess[str]) -> Stop:
+    """What dbmate said at the end, without the address: it may hold a password."""
+    said = done.stderr.replace(_for_dbmate(settings.database_url_own), "ROWCLAIM_DATABASE_URL")
+    return Stop("migration_failed", " ".join(said.split())[-DETAIL_MAX:])
 
 
 def dbmate(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -100,13 +117,13 @@ def topics(
 
 
 def wanted(replication: int = 1) -> list[NewTopic]:
-    """Every topic of this release. Dead letters are kept by key: a record put aside twice counts once."""
+    """Every topic of this release, each with its dead letters."""
     return [
         new
         for topic in TOPICS
         for new in (
             NewTopic(topic.name, topic.partitions, replication),
-            NewTopic(topic.dead_letters, 1, replication, topic_configs={"cleanup.policy": "compact"}),
+            NewTopic(topic.dead_letters, 1, replication, topic_configs=DEAD_LETTER_CONFIGS),
         )
     ]
 

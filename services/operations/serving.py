@@ -1,7 +1,8 @@
 """``rowclaim serve``: every slice's HTTP routes in one process."""
 
 from collections.abc import Iterable
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Final
 
 import structlog
 import typer
@@ -11,14 +12,14 @@ from services.kernel.db import Tx
 from services.kernel.errors import Invariant, Retryable
 from services.kernel.inbox import weeks_ahead
 from services.kernel.pager import Severity
-from services.kernel.process import Process, Task, run_tasks
 from services.kernel.service import Service
 from services.operations import web
+from services.operations.process import Process, Task, run_tasks
 from services.operations.terminal import Terminal
 
 log = structlog.get_logger()
 
-WEEKS_AHEAD_MIN = 1
+WEEKS_AHEAD_MIN: Final = 1
 
 
 def serve(
@@ -27,7 +28,7 @@ def serve(
 ) -> None:
     """Answer HTTP: webhooks, API, /health and /metrics."""
     terminal: Terminal = context.obj
-    services = [service for service in terminal.chosen(slice_name) if service.routes is not None]
+    services = terminal.chosen(slice_name, lambda service: service.routes)
 
     async def main(process: Process) -> None:
         listener = web.bind(process.settings.http_host, process.settings.http_port)
@@ -62,7 +63,7 @@ async def readiness(process: Process, services: Iterable[Service]) -> web.Checks
     async def not_stopping() -> str | None:
         return "stopping" if process.stopping.is_set() else None
 
-    reached = {f"database:{role}": lambda tx=tx: _reached(tx) for role, tx in databases.items()}
+    reached = {f"database:{role}": partial(_reached, database) for role, database in databases.items()}
     return {"process": not_stopping, **reached, "events": stored_ahead}
 
 

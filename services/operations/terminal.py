@@ -6,31 +6,37 @@ code and what to do, and the exit status of the list; a traceback is shown for w
 
 import asyncio
 import dataclasses
+import getpass
 import json
 import os
+import platform
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-import click
 import typer
 import uvloop
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from services.kernel.db import Database
 from services.kernel.errors import ServiceError, Stop
-from services.kernel.process import Loaded, MakeSender, Process, load_all, signals
 from services.kernel.service import Runtime, Service
 from services.kernel.telemetry import configure_logging
+from services.operations.process import Loaded, MakeSender, Process, load, open_database, signals
 
 T = TypeVar("T")
 
-OUT: Final = Console()
-ERR: Final = Console(stderr=True, highlight=False, soft_wrap=True)
-USAGE_EXIT: Final = 2
+# Lines are never folded: who reads them in a pipe, or copies an address, gets them whole.
+PIPED_WIDTH: Final = 1_000
+OUT: Final = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+ERR: Final = Console(highlight=False, soft_wrap=True, stderr=True)
+REFUSED_EXIT: Final = 2
 INTERRUPTED_EXIT: Final = 130
 
 
@@ -42,16 +48,31 @@ class Terminal:
     make_sender: MakeSender
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
-    def chosen(self, name: str | None) -> tuple[Service, ...]:
-        """All cards, or the one named. Raises Stop("slice_unknown")."""
-        chosen = tuple(service for service in self.services if name in (None, service.name))
+    @property
+    def actor(self) -> str:
+        """Who is at the keyboard, for the record of what was done by hand."""
+        return f"{getpass.getuser()}@{platform.node()}"
+
+    def chosen(self, name: str | None, able: Callable[[Service], object]) -> tuple[Service, ...]:
+        """All cards that are ``able``, or the one of them that is named. Raises Stop("slice_unknown")."""
+        known = [service for service in self.services if able(service)]
+        chosen = tuple(service for service in known if name in (None, service.name))
         if not chosen:
-            raise Stop("slice_unknown", f"{name}; known: {', '.join(service.name for service in self.services)}")
+            raise Stop("slice_unknown", f"{name or 'none'}; there are: {', '.join(s.name for s in known) or 'none'}")
         return chosen
 
-    def load(self) -> Loaded:
-        """The settings of this environment, every slice's included: a name of an idle slice is known all the same."""
-        return load_all(self.services, self.environ)
+    def load(self, needed: Sequence[Service] = ()) -> Loaded:
+        """The settings of this environment, and those of the slices a command runs."""
+        return load(self.services, needed, self.environ)
+
+    @asynccontextmanager
+    async def connected(self, url: str) -> AsyncIterator[Database]:
+        """A short-lived pool for one command. Raises what ``open_database`` raises."""
+        database = await open_database(url, application="rowclaim", size_max=2)
+        try:
+            yield database
+        finally:
+            await database.close()
 
     def run(self, service: Service, work: Callable[[Runtime], Awaitable[T]]) -> T:
         """Open a process for one slice, do the work on its loop, close it."""
@@ -64,13 +85,13 @@ class Terminal:
     def run_process(
         self,
         name: str,
-        services: Iterable[Service],
+        services: Sequence[Service],
         main: Callable[[Process], Awaitable[T]],
         *,
         own_signals: bool = False,
     ) -> T:
         """``main`` in a process of ``services``; ``own_signals``: SIGTERM asks it to stop instead of ending it."""
-        loaded = self.load()
+        loaded = self.load(services)
         configure_logging(loaded.settings.log_level, process=name, run=loaded.settings.run)
 
         async def opened() -> T:
@@ -96,6 +117,16 @@ def run_async(work: Awaitable[T]) -> T:
         return runner.run(awaited())
 
 
+@contextmanager
+def working(what: str) -> Iterator[Callable[[], None]]:
+    """Show that something long goes on, where somebody watches; a pipe sees nothing. Call what is yielded to end it."""
+    if not ERR.is_terminal:
+        yield lambda: None
+        return
+    with ERR.status(what) as status:
+        yield status.stop
+
+
 def show(result: object, *, as_json: bool) -> None:
     """Print a result: JSON, a table for a list, ``name value`` lines for one thing."""
     if as_json:
@@ -105,7 +136,7 @@ def show(result: object, *, as_json: bool) -> None:
         _table([_plain(row) for row in result])
         return
     for name, value in dict(_plain(result)).items():
-        OUT.print(f"{name}  {_text(value)}", highlight=False, markup=False)
+        OUT.print(f"{name}  {_text(value)}", markup=False)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> None:
@@ -114,13 +145,15 @@ def _table(rows: Sequence[dict[str, Any]]) -> None:
         return
     table = Table(*rows[0], box=None, header_style="bold", pad_edge=False)
     for row in rows:
-        table.add_row(*(_text(value) for value in row.values()))
-    OUT.print(table)
+        table.add_row(*(Text(_text(value)) for value in row.values()))
+    OUT.print(table, soft_wrap=False)
 
 
 def _plain(value: object) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(one) for one in value]
     return value
@@ -134,6 +167,10 @@ def _text(value: object) -> str:
             return value.isoformat(timespec="seconds")
         case StrEnum():
             return value.value
+        case Mapping():
+            return " ".join(f"{name}={_text(one)}" for name, one in value.items())
+        case list() | tuple():
+            return ", ".join(_text(one) for one in value) or "-"
         case _:
             return str(value)
 
@@ -141,18 +178,15 @@ def _text(value: object) -> str:
 def finish(app: typer.Typer, terminal: Terminal, arguments: Sequence[str] | None = None) -> int:
     """Run one command line to its end and return its exit status."""
     try:
-        code = app(args=arguments, obj=terminal, standalone_mode=False)
+        app(args=arguments, obj=terminal)
     except ServiceError as error:
         tell(error)
-        return error.code.exit or USAGE_EXIT
-    except click.exceptions.Abort:
-        return INTERRUPTED_EXIT
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        return error.code.exit or REFUSED_EXIT
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT
-    return code if isinstance(code, int) else 0
+    except SystemExit as end:  # how typer ends a command, a wrong option included
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
 
 
 def tell(error: ServiceError) -> None:

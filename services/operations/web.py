@@ -17,13 +17,14 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, Counter, Histogram, generate_latest
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.kernel.errors import Invariant, Retryable, ServiceError, Stop
+from services.kernel.errors import CODES, Invariant, Refusal, Retryable, ServiceError, Stop
 from services.kernel.telemetry import Trace, unit_of_work
 
 log = structlog.get_logger()
@@ -35,6 +36,10 @@ CHECK_S: Final = 2.0
 DRAIN_S: Final = 5
 # A sender that was told "not now" should not come back at once.
 RETRY_AFTER_S: Final = 5
+HTTP_CODES: Final[Mapping[int, str]] = {
+    HTTPStatus.NOT_FOUND: "not_found",
+    HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
+}
 
 Checks = Mapping[str, Callable[[], Awaitable[str | None]]]
 """Readiness, by name: None when it is as it should be, else what is not."""
@@ -45,27 +50,41 @@ OnInvariant = Callable[[Invariant], Awaitable[None]]
 def make_app(
     routes: Sequence[BaseRoute], checks: Checks, on_invariant: OnInvariant, alive: Alive | None = None
 ) -> ASGIApp:
-    """One app of all routes, with health, metrics and problem documents."""
-    app = FastAPI(title="rowclaim", openapi_url=None, docs_url=None, redoc_url=None)
-    app.router.routes.extend([*health_routes(checks, alive), *routes])
+    """One app of all routes, with health, metrics and problem documents.
 
-    async def service_error(_: Request, error: Any) -> Response:
+    Bare routes (the webhooks) are answered by Starlette alone; FastAPI's own stand behind it, with all that costs.
+    """
+    handlers = exception_handlers(on_invariant)
+    bare = [route for route in routes if type(route) is Route]
+    described = [route for route in routes if type(route) is not Route]
+    app = Starlette(routes=[*health_routes(checks, alive), *bare], exception_handlers=handlers)
+    app.router.redirect_slashes = False  # a redirected POST is a lost one for most senders
+    if described:
+        api = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, exception_handlers=handlers)
+        api.router.routes.extend(described)
+        app.router.default = api
+    return Observed(app)
+
+
+def exception_handlers(on_invariant: OnInvariant) -> dict[Any, Any]:
+    """Every error as a problem document."""
+
+    async def service_error(_: Request, error: ServiceError) -> Response:
         if isinstance(error, Invariant):
             log.critical("http.invariant", exc_info=error)
             await on_invariant(error)
         return problem_of(error)
 
-    async def http_error(_: Request, error: Any) -> Response:
-        return problem(error.status_code, "http", str(error.detail), headers=error.headers)
+    async def http_error(_: Request, error: HTTPException) -> Response:
+        code = HTTP_CODES.get(error.status_code)
+        title = CODES[code].sentence if code else error.detail
+        return problem(error.status_code, code or f"http_{error.status_code}", title, headers=error.headers)
 
-    async def invalid(_: Request, error: Any) -> Response:
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
         places = ", ".join(".".join(str(part) for part in fault["loc"]) for fault in error.errors())
-        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "request_invalid", "The request is not as described.", places)
+        return problem_of(Refusal("request_invalid", places))
 
-    app.add_exception_handler(ServiceError, service_error)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(RequestValidationError, invalid)
-    return Observed(app)
+    return {ServiceError: service_error, HTTPException: http_error, RequestValidationError: invalid}
 
 
 def health_routes(checks: Checks, alive: Alive | None) -> list[BaseRoute]:

@@ -7,7 +7,7 @@ says it.
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -31,7 +31,7 @@ class Act(StrEnum):
     """Close the connection without a byte."""
     HANG = "hang"
     """Say nothing until the caller leaves or the fault is cleared."""
-    PASS = "pass"
+    LATE = "late"
     """Answer the truth; only ``delay_ms`` is the trouble."""
 
 
@@ -161,11 +161,11 @@ class FaultScript:
         self._armed[fault_id] = Armed(fault_id, fault)
         return fault_id
 
-    def take(self, vendor: Vendor, call: Call) -> Armed | None:
+    def take(self, vendor: Vendor, call: Call, fits: Callable[[Fault], bool] = lambda _: True) -> Armed | None:
         """The fault to play to this call, counted as played; None for a good day."""
         for armed in self._armed.values():
             fault = armed.fault
-            if fault.vendor is not vendor or not fault.matches(call):
+            if fault.vendor is not vendor or not fits(fault) or not fault.matches(call):
                 continue
             if fault.times is not None and armed.fired >= fault.times:
                 continue
@@ -202,7 +202,7 @@ async def trouble(armed: Armed, truth: Answer | None, call: Call, clock: Sandbox
             return Dropped()
         case Act.CUT:
             return Cut(truth or armed.fault.reply.over(None, clock))
-        case Act.PASS:
+        case Act.LATE:
             return truth or armed.fault.reply.over(None, clock)
         case _:
             assert_never(armed.fault.act)
@@ -210,4 +210,4 @@ async def trouble(armed: Armed, truth: Answer | None, call: Call, clock: Sandbox
 
 def performs(fault: Fault) -> bool:
     """Whether the vendor's effect happens under this fault."""
-    return fault.at is Moment.AFTER or fault.act in (Act.PASS, Act.CUT)
+    return fault.at is Moment.AFTER or fault.act in (Act.LATE, Act.CUT)

@@ -60,6 +60,8 @@ class Dropped:
 
 Outcome: TypeAlias = Answer | Cut | Dropped
 
+TOO_LARGE: Final = Answer(413, b"", {})
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -113,13 +115,14 @@ class Door:
     closing: asyncio.Event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await _read_body(receive)
+        raw, whole = await _read_body(receive)
         call = self._call(scope, raw, receive)
-        ending, status = Ending.DROPPED, None
+        ending: Ending = Ending.FAILED
+        status: int | None = 500
         try:
-            outcome = await self.handler.answer(call)
+            outcome = await self.handler.answer(call) if whole else TOO_LARGE
             ending, status = await _send(outcome, scope, send)
-            if ending is not Ending.ANSWERED:
+            if ending in (Ending.CUT, Ending.DROPPED):
                 # The server must see the connection gone before we return, or it would try to finish the answer.
                 await _left(receive)
         finally:
@@ -152,7 +155,8 @@ class Door:
         )
 
 
-async def _read_body(receive: Receive) -> bytes:
+async def _read_body(receive: Receive) -> tuple[bytes, bool]:
+    """The body, and whether it is whole: what exceeds BODY_BYTES_MAX is read and thrown away."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -165,7 +169,7 @@ async def _read_body(receive: Receive) -> bytes:
             parts.append(part)
         if not message.get("more_body", False):
             break
-    return b"".join(parts)
+    return b"".join(parts), size <= BODY_BYTES_MAX
 
 
 async def _left(receive: Receive) -> None:
@@ -187,6 +191,8 @@ def _until_left(receive: Receive, closing: asyncio.Event) -> UntilLeft:
 
 
 async def _send(outcome: Outcome, scope: Scope, send: Send) -> tuple[Ending, int | None]:
+    if _transport(scope).is_closing():
+        return Ending.UNHEARD, None
     match outcome:
         case Answer():
             await _send_head(outcome, send)

@@ -35,6 +35,10 @@ class Ending(StrEnum):
     """The status line and half of the body went out, then the connection closed."""
     DROPPED = "dropped"
     """The connection closed without a byte of answer."""
+    UNHEARD = "unheard"
+    """The answer was ready, but the caller had left."""
+    FAILED = "failed"
+    """The sandbox itself broke: a bug of ours, answered 500."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,11 @@ class RequestLog:
     def first_seq(self) -> int:
         """The oldest entry still kept; 1 until more than ENTRIES_MAX requests arrived."""
         return self._entries[0].seq if self._entries else 1
+
+    @property
+    def last_seq(self) -> int:
+        """How many requests arrived so far."""
+        return self._entries[-1].seq if self._entries else 0
 
     def entries(
         self,

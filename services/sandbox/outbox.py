@@ -5,7 +5,7 @@ Bytes are sent as they were signed. Nothing promises order: each delivery is its
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -20,12 +20,54 @@ RETRY_AFTER_S: Final = (1.0, 3.0, 9.0, 27.0)
 DELIVERIES_MAX: Final = 100_000
 
 
+COPIES_MAX: Final = 100
+
+
+class Posting(StrEnum):
+    """When an endpoint is told of something new."""
+
+    AUTO = "auto"
+    """At once, and again until it answers 2xx."""
+    HELD = "held"
+    """Only when a plan names the event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A scripted delivery: these events, in this order, so often, so wrongly. One attempt each, no retries.
+
+    Raises ValueError for a number of copies outside 1..COPIES_MAX.
+    """
+
+    events: tuple[str, ...]
+    """Event ids in the wanted order; one may stand there twice."""
+    endpoints: tuple[str, ...] = ()
+    """Endpoint ids; none means every enabled endpoint that wants the event's type."""
+    copies: int = 1
+    """How often each is sent."""
+    simultaneous: bool = False
+    """Everything at one instant, instead of each after the answer to the one before."""
+    shuffle_seed: int | None = None
+    """Shuffle the whole list, copies included."""
+    pause_ms: int = 0
+    """Waited between one answer and the next sending."""
+    signed_ago_s: int = 0
+    """The signature's age; negative for the future."""
+    secrets: tuple[str, ...] | None = None
+    """Instead of the endpoint's: a wrong one, an old one, or several."""
+    api_version: str | None = None
+    """Stripe: instead of the endpoint's."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.copies <= COPIES_MAX:
+            raise ValueError(f"copies must be 1 to {COPIES_MAX}, got {self.copies}")
+
+
 class Sender(StrEnum):
     """Who sends."""
 
     STRIPE = "stripe"
     CLERK = "clerk"
-    RAW = "raw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +115,10 @@ class Outbox:
     deliveries: list[Delivery] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _client: httpx.AsyncClient | None = None
-    _seq: count[int] = field(default_factory=lambda: count(1))
+    _seq: Iterator[int] = field(default_factory=lambda: count(1))
 
-    def post(self, parcel: Parcel, taken: Callable[[], None] = lambda: None) -> None:
-        """Send in the background and again until it is taken or the schedule ends; ``taken`` is called once when it is."""
+    def post(self, parcel: Parcel, taken: Callable[[Delivery], None] = lambda _: None) -> None:
+        """Send in the background, and again until it is taken (then ``taken`` is called) or the schedule ends."""
         task = asyncio.get_running_loop().create_task(self._until_taken(parcel, taken))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -108,6 +150,19 @@ class Outbox:
         del self.deliveries[:-DELIVERIES_MAX]
         return delivery
 
+    async def play(self, parcels: list[Parcel], plan: Plan) -> list[Delivery]:
+        """Send what a plan asks for, in its way; the deliveries in the order of sending."""
+        if plan.shuffle_seed is not None:
+            random.Random(plan.shuffle_seed).shuffle(parcels)  # noqa: S311 (an order, not a secret)
+        if plan.simultaneous:
+            return list(await asyncio.gather(*(self.send(parcel) for parcel in parcels)))
+        deliveries: list[Delivery] = []
+        for parcel in parcels:
+            if deliveries and plan.pause_ms:
+                await asyncio.sleep(plan.pause_ms / 1000)
+            deliveries.append(await self.send(parcel))
+        return deliveries
+
     async def idle(self) -> None:
         """Wait until nothing is being sent or waits for its retry."""
         while self._tasks:
@@ -122,13 +177,14 @@ class Outbox:
             await self._client.aclose()
             self._client = None
 
-    async def _until_taken(self, parcel: Parcel, taken: Callable[[], None]) -> None:
+    async def _until_taken(self, parcel: Parcel, taken: Callable[[Delivery], None]) -> None:
         for attempt, wait_s in enumerate((*self.retry_after_s, None), start=1):
-            if (await self.send(parcel, attempt)).taken:
-                taken()
+            delivery = await self.send(parcel, attempt)
+            if delivery.taken:
+                taken(delivery)
                 return
             if wait_s is not None:
-                await asyncio.sleep(wait_s * random.uniform(0.9, 1.1))
+                await asyncio.sleep(wait_s)
 
     def _http(self) -> httpx.AsyncClient:
         if self._client is None:

@@ -58,7 +58,8 @@ class Kind:
     outcomes: Mapping[str, Callable[[Tx, Held], Awaitable[bool]]]
     batch: bool = False
     renew: Callable[[Tx, Held], Awaitable[bool]] | None = None
-    reap: Callable[[Tx], Awaitable[Sequence[Key]]] | None = None
+    reap: Callable[[Tx], Awaitable[int]] | None = None
+    """Frees what is over; how many rows."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """By state: what the table's CHECKs demand of a row in it."""
     withheld: Mapping[str, str] = field(default_factory=dict)

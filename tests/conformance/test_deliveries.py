@@ -48,8 +48,8 @@ async def renew(tx: Tx, held: Held) -> bool:
     return await deliveries.renew_deliveries(tx, str(consumer), [claimed], LEASE) == 1
 
 
-async def reap(tx: Tx) -> list[tuple[object, ...]]:
-    return [(reaped.event_id, reaped.consumer) for reaped in await deliveries.reap_deliveries(tx)]
+async def reap(tx: Tx) -> int:
+    return len(await deliveries.reap_deliveries(tx))
 
 
 DELIVERIES = Kind(

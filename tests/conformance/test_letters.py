@@ -33,8 +33,8 @@ async def renew(tx: Tx, held: Held) -> bool:
     return await store.renew(tx, _id(held), held.token, LEASE)
 
 
-async def reap(tx: Tx) -> list[tuple[object, ...]]:
-    return [(letter.id,) for letter in await store.reap(tx, 100)]
+async def reap(tx: Tx) -> int:
+    return len(await store.reap(tx, 100))
 
 
 def _id(held: Held) -> int:

@@ -24,9 +24,7 @@ STATEMENT = re.compile(
     )""",
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
-QUERYING = frozenset(
-    {"row", "rows", "value", "execute", "executemany", "fetch", "fetchrow", "fetchval", "prepare", "cursor"}
-)
+QUERYING = frozenset({"value", "execute", "executemany", "fetch", "fetchrow", "fetchval", "prepare", "cursor"})
 WALL_CLOCKS = re.compile(
     r"(?<![\w.])((now|clock_timestamp|statement_timestamp|transaction_timestamp|timeofday)\s*\("
     r"|(current_timestamp|localtimestamp|current_date|current_time|localtime)\b)",
@@ -57,6 +55,12 @@ class Statement:
     def bare(self) -> str:
         """The text without comments and without the content of string literals."""
         return LITERAL.sub("''", COMMENT.sub("", self.text))
+
+
+# Reads the database from outside, as the audience of the demo.
+AUDIENCE = "services/operations/demo/"
+# Statements that are shown to a person as advice and never run.
+SHOWN = frozenset({"services/operations/doctor.py"})
 
 
 def _lawful(root: Path) -> list[Module]:
@@ -95,7 +99,7 @@ def unnamed(root: Path) -> list[str]:
 
 def homeless(root: Path) -> list[str]:
     """SQL constants outside a slice's store and the kernel."""
-    homes = re.compile(r"services/(kernel/|\w+/store(\.py|/))")
+    homes = re.compile(rf"services/(kernel/|\w+/store(\.py|/))|{AUDIENCE}")
     return [statement.place for statement in statements(root) if not homes.match(statement.module.place)]
 
 
@@ -104,6 +108,7 @@ def built(root: Path) -> list[str]:
     return [
         f"{module.place}:{node.lineno}"
         for module in _lawful(root)
+        if module.place not in SHOWN
         for node in ast.walk(module.tree)
         if isinstance(node, ast.expr) and _builds(node)
     ]
@@ -117,9 +122,10 @@ def _builds(node: ast.expr) -> bool:
             return is_sql(text)
         case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="format" | "replace" | "join")):
             return is_sql(text)
-        case ast.Call(func=ast.Attribute(attr=verb)) if verb in QUERYING:
-            # A statement is the first argument, or the second behind a row class.
-            return any(isinstance(argument, ast.JoinedStr | ast.BinOp) for argument in node.args[:2])
+        case ast.Call(func=ast.Attribute(attr="row" | "rows"), args=[_, statement, *_]):
+            return isinstance(statement, ast.JoinedStr | ast.BinOp)
+        case ast.Call(func=ast.Attribute(attr=verb), args=[statement, *_]) if verb in QUERYING:
+            return isinstance(statement, ast.JoinedStr | ast.BinOp)
     return False
 
 
@@ -245,6 +251,7 @@ x = "select a from " + table
 x = "select a from {}".format(table)
 tx.execute(f"{verb} into t")
 tx.rows(Row, BASE + " limit 1")
+tx.value(NAMED, f"{wait} ms")
 log(f"selected from {table}")
 """,
         },

@@ -110,6 +110,26 @@ async def test_a_call_after_a_reservation_uses_its_slot_and_the_next_call_takes_
     assert await next_start() != reserved
 
 
+async def test_a_slot_used_late_does_not_bring_the_next_call_nearer(db: Database) -> None:
+    loop = asyncio.get_running_loop()
+    gates = Gates(db, pace_s={"github": 0.2})
+    starts: list[float] = []
+
+    class Late(Vendor):
+        @vendor("github", bound_s=5)
+        async def call(self) -> str:
+            starts.append(loop.time())
+            return "answered"
+
+    github = Late(gates)
+    await gates.reserve("github")
+    await asyncio.sleep(0.15)  # a slow claim between slot and call
+    await github.call()
+    await gates.reserve("github")
+    await github.call()
+    assert starts[1] - starts[0] >= 0.2
+
+
 async def test_a_vendor_is_never_called_inside_a_transaction(db: Database) -> None:
     github = Vendor(Gates(db))
     async with db.transaction():

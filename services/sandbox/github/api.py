@@ -70,6 +70,7 @@ class GitHubApi:
 
     async def answer(self, call: Call) -> Outcome:
         """Every call gets an outcome; a scripted fault may replace it."""
+        call.entry.subject = _subject(call)
         armed = self.faults.take(Vendor.GITHUB, call)
         if armed is None:
             return self._dress(self._route(call), call)
@@ -165,11 +166,11 @@ class GitHubApi:
 
     def put_collaborator(self, call: Call, token: Token | None) -> Answer:
         """Invite, or do nothing for someone who has access."""
+        if token is None:
+            raise Refused(refusals.requires_authentication())
         repository = self._repository(call, token)
-        assert token is not None
         permission = _permission(call, repository)
         login = call.segments[-1]
-        call.entry.subject = login
         account = self.world.find_account(login)
         if account is None or account.type is not AccountType.USER:
             raise Refused(refusals.not_found())
@@ -207,7 +208,6 @@ class GitHubApi:
         """204 for someone who has access, 404 for everybody else."""
         repository = self._repository(call, token, administer=False)
         account = self.world.find_account(call.segments[-1])
-        call.entry.subject = call.segments[-1]
         if account is None or not (
             account.id in repository.collaborators or account.id in repository.base_roles or account is repository.owner
         ):
@@ -218,7 +218,6 @@ class GitHubApi:
         """Take the access away; 204 whether or not there was any."""
         repository = self._repository(call, token)
         account = self.world.find_account(call.segments[-1])
-        call.entry.subject = call.segments[-1]
         if account is None:
             raise Refused(refusals.not_found(f"{refusals.DOCS}/collaborators/collaborators"))
         if repository.collaborators.pop(account.id, None) is not None:
@@ -242,7 +241,6 @@ class GitHubApi:
         """Take an invitation back."""
         repository = self._repository(call, token)
         number = call.segments[-1]
-        call.entry.subject = number
         if not number.isdecimal() or repository.invitations.pop(int(number), None) is None:
             raise Refused(refusals.not_found(f"{refusals.DOCS}/collaborators/invitations"))
         call.entry.effect = "invitation_deleted"
@@ -250,7 +248,6 @@ class GitHubApi:
 
     def get_user(self, call: Call, token: Token | None) -> Answer:
         """Who a login belongs to."""
-        call.entry.subject = call.segments[1]
         account = self.world.find_account(call.segments[1])
         if account is None:
             raise Refused(refusals.not_found(f"{refusals.DOCS}/users/users#get-a-user"))
@@ -277,6 +274,15 @@ def _find_route(call: Call) -> Route:
                     raise Refused(refusals.not_found(refusals.DOCS))
         case _:
             raise Refused(refusals.not_found(refusals.DOCS))
+
+
+def _subject(call: Call) -> str | None:
+    """The login or the invitation a call is about."""
+    match call.segments:
+        case ("users", subject) | (*_, "collaborators" | "invitations", subject):
+            return subject
+        case _:
+            return None
 
 
 def _permission(call: Call, repository: Repository) -> str:

@@ -85,7 +85,7 @@ def bare_429() -> Reply:
 
 
 def primary_limit(reset_in_s: float = 60, *, status: int = 403, clock_skew_s: float = 0) -> Reply:
-    """Primary limit: nothing remaining until ``x-ratelimit-reset``, on a vendor clock ``clock_skew_s`` ahead of ours."""
+    """Primary limit: nothing left until ``x-ratelimit-reset``, by a vendor clock ``clock_skew_s`` ahead of ours."""
     return basic_error(
         status,
         "API rate limit exceeded for user ID 1.",

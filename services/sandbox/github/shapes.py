@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from hashlib import md5
+from hashlib import sha256
 from typing import Any, Final
 
 from services.sandbox.clock import iso_z
@@ -75,7 +75,7 @@ class Repository:
 
 def node_id(prefix: str, number: int) -> str:
     """An opaque id in GitHub's newer style."""
-    return f"{prefix}_kgDO{md5(f'{prefix}{number}'.encode(), usedforsecurity=False).hexdigest()[:10]}"
+    return f"{prefix}_kgDO{sha256(f'{prefix}{number}'.encode()).hexdigest()[:10]}"
 
 
 def simple_user(account: Account, api: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Who and what exists at GitHub: accounts, repositories, tokens. Changed by the API and by people (that is, by tests)."""
+"""Who and what exists at GitHub: accounts, repositories, tokens; changed by the API and by people, that is by tests."""
 
 import secrets
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import count
@@ -36,13 +37,13 @@ class GitHubWorld:
     tokens: dict[str, Token] = field(default_factory=dict)
     moved: dict[str, int] = field(default_factory=dict)
     """Former full names (lower case) of renamed repositories, by repository id."""
-    invitation_ids: count[int] = field(default_factory=lambda: count(200_000_000 + secrets.randbelow(100_000_000)))
+    invitation_ids: Iterator[int] = field(default_factory=lambda: count(200_000_000 + secrets.randbelow(100_000_000)))
 
     def seed(self) -> None:
-        """What a newcomer finds: an organisation with a private repository, a token for it, and a few well-known logins."""
-        self.add_account("octocat", id=583231, name="The Octocat")
-        self.add_account("github", AccountType.ORGANIZATION, id=9919, name="GitHub")
-        self.add_account("dependabot[bot]", AccountType.BOT, id=49699333)
+        """What a newcomer finds: an organisation with a private repository, a token for it, a few well-known logins."""
+        self.add_account("octocat", account_id=583231, name="The Octocat")
+        self.add_account("github", AccountType.ORGANIZATION, account_id=9919, name="GitHub")
+        self.add_account("dependabot[bot]", AccountType.BOT, account_id=49699333)
         self.add_account("acme-bot-owner")
         self.add_account(DEFAULT_REPOSITORY.split("/")[0], AccountType.ORGANIZATION)
         self.add_repository(DEFAULT_REPOSITORY)
@@ -59,7 +60,12 @@ class GitHubWorld:
         return next((one for one in self.repositories.values() if one.full_name.lower() == wanted), None)
 
     def add_account(
-        self, login: str, type: AccountType = AccountType.USER, *, id: int | None = None, name: str | None = None
+        self,
+        login: str,
+        account_type: AccountType = AccountType.USER,
+        *,
+        account_id: int | None = None,
+        name: str | None = None,
     ) -> Account:
         """A new account; without an id, one derived from the login, so a restarted sandbox gives the same person again.
 
@@ -67,13 +73,13 @@ class GitHubWorld:
         """
         if self.find_account(login) is not None:
             raise ValueError(f"the login {login!r} is taken")
-        if id is None:
-            id = 10_000_000 + int(sha256(login.lower().encode()).hexdigest()[:7], 16)
-            while id in self.accounts:
-                id += 1
-        elif id in self.accounts:
-            raise ValueError(f"the id {id} is taken")
-        self.accounts[id] = account = Account(id, login, type, self.clock.now(), name)
+        if account_id is None:
+            account_id = 10_000_000 + int(sha256(login.lower().encode()).hexdigest()[:7], 16)
+            while account_id in self.accounts:
+                account_id += 1
+        elif account_id in self.accounts:
+            raise ValueError(f"the id {account_id} is taken")
+        self.accounts[account_id] = account = Account(account_id, login, account_type, self.clock.now(), name)
         return account
 
     def rename_account(self, login: str, new_login: str) -> Account:
@@ -92,7 +98,7 @@ class GitHubWorld:
         for repository in self.repositories.values():
             repository.collaborators.pop(account.id, None)
             repository.invitations = {
-                id: one for id, one in repository.invitations.items() if one.invitee is not account
+                number: one for number, one in repository.invitations.items() if one.invitee is not account
             }
 
     def add_repository(self, full_name: str, *, invitations_per_day_max: int | None = None) -> Repository:
@@ -100,9 +106,9 @@ class GitHubWorld:
         owner, _, name = full_name.partition("/")
         if self.find_repository(full_name) is not None:
             raise ValueError(f"the repository {full_name!r} exists")
-        id = 500_000_000 + int(sha256(full_name.lower().encode()).hexdigest()[:7], 16)
-        self.repositories[id] = repository = Repository(
-            id, self.account(owner), name, self.clock.now(), invitations_per_day_max=invitations_per_day_max
+        number = 500_000_000 + int(sha256(full_name.lower().encode()).hexdigest()[:7], 16)
+        self.repositories[number] = repository = Repository(
+            number, self.account(owner), name, self.clock.now(), invitations_per_day_max=invitations_per_day_max
         )
         return repository
 
@@ -114,10 +120,10 @@ class GitHubWorld:
         self.moved.pop(repository.full_name.lower(), None)
         return repository
 
-    def add_token(self, secret: str, login: str, administers: list[str], *, sees: list[str] | None = None) -> Token:
+    def add_token(self, secret: str, login: str, administers: Sequence[str], *, sees: Sequence[str] = ()) -> Token:
         """A credential; adding a known secret again changes what it may do. Raises LookupError."""
         administered = frozenset(self.repository(name).id for name in administers)
-        seen = administered | frozenset(self.repository(name).id for name in sees or [])
+        seen = administered | frozenset(self.repository(name).id for name in sees)
         self.tokens[secret] = token = Token(secret, self.account(login), seen, administered)
         return token
 
@@ -134,7 +140,7 @@ class GitHubWorld:
         self.repository(full_name).base_roles[self.account(login).id] = role
 
     def accept(self, full_name: str, login: str) -> None:
-        """The buyer accepts: the invitation goes, the access comes. Raises LookupError when there is none, or it expired."""
+        """The buyer accepts: the invitation goes, the access comes. Raises LookupError for none, or an expired one."""
         repository, account = self.repository(full_name), self.account(login)
         invitation = self.open_invitation(repository, account)
         if invitation is None or invitation.expired(self.clock.now()):

@@ -2,19 +2,19 @@
 
 import json
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl
 
 from services.sandbox.clock import SandboxClock, http_date
-from services.sandbox.faults import Act, Armed, FaultScript, performs, trouble
+from services.sandbox.faults import Act, Armed, Fault, FaultScript, performs, trouble
 from services.sandbox.http import Answer, Call, Cut, Dropped, Outcome
 from services.sandbox.log import Vendor
 from services.sandbox.stripe.books import API_VERSION, Books, Cause, new_id
 from services.sandbox.stripe.expansion import expand
 from services.sandbox.stripe.forms import decode
-from services.sandbox.stripe.idempotency import IdempotencyLayer, Slot
+from services.sandbox.stripe.idempotency import IdempotencyLayer
 from services.sandbox.stripe.refusals import StripeRefusal, invalid
 from services.sandbox.stripe.registry import find_route
 from services.sandbox.stripe.routes import Request
@@ -41,15 +41,19 @@ class StripeApi:
     async def answer(self, call: Call) -> Outcome:
         """Every call gets an outcome; a scripted fault may replace it."""
         request_id = new_id("req", 14)
-        armed = self.faults.take(Vendor.STRIPE, call)
         try:
             self._check_key(call)
             version = _version(call)
+            _check_form(call)
+
+            def execute() -> tuple[Answer, bool]:
+                return self._execute(call, request_id, version)
+
             key = call.headers.get("idempotency-key") if call.method == "POST" else None
             if key is None:
-                outcome = await self._play(call, armed, request_id, version, None)
+                outcome = await self._play(call, self.faults.take(Vendor.STRIPE, call), lambda: execute()[0])
             else:
-                outcome = await self._idempotently(call, armed, request_id, version, key)
+                outcome = await self._idempotently(call, request_id, key, execute)
         except StripeRefusal as refused:
             outcome = _refusal_answer(refused)
         match outcome:
@@ -60,28 +64,38 @@ class StripeApi:
             case Dropped():
                 return outcome
 
-    async def _idempotently(self, call: Call, armed: Armed | None, request_id: str, version: str, key: str) -> Outcome:
+    async def _idempotently(
+        self, call: Call, request_id: str, key: str, execute: Callable[[], tuple[Answer, bool]]
+    ) -> Outcome:
         with self.idempotency.hold(key, f"{call.method} {call.path}", _canonical(call)) as slot:
             if slot.saved is not None:
-                replayed = {"idempotent-replayed": "true", "original-request": slot.request_id or ""}
-                return Answer(slot.saved.status, slot.saved.body, dict(slot.saved.headers) | replayed)
-            return await self._play(call, armed, request_id, version, slot)
+                replay = _replayed(slot.saved, slot.request_id)
+                # The layer speaks for the endpoint now; only what lies in front of it can still go wrong.
+                armed = self.faults.take(Vendor.STRIPE, call, lambda fault: not _is_of_endpoint(fault))
+                return await self._play(call, armed, lambda: replay)
 
-    async def _play(self, call: Call, armed: Armed | None, request_id: str, version: str, slot: Slot | None) -> Outcome:
-        """Execute, or what the script says instead; the slot keeps what a later request with its key will be told."""
-        if armed is None:
-            return self._execute(call, request_id, version, slot)
-        await call.pause(armed.fault.delay_ms / 1000)
-        truth = self._execute(call, request_id, version, slot) if performs(armed.fault) else None
-        outcome = await trouble(armed, truth, call, self.clock)
-        reply = armed.fault.reply
-        if slot is not None and armed.fault.act is Act.ANSWER and isinstance(outcome, Answer):
-            # Stripe would repeat what it said, not what it did: a 500 after the commit hides the object for 24 hours.
-            if reply.saved and outcome.status not in UNSAVED_STATUSES:
+            def perform() -> Answer:
+                answer, begun = execute()
+                if begun:
+                    slot.save(answer, request_id)
+                return answer
+
+            armed = self.faults.take(Vendor.STRIPE, call)
+            outcome = await self._play(call, armed, perform)
+            if armed is not None and isinstance(outcome, Answer) and _is_of_endpoint(armed.fault):
+                # Stripe repeats what it said, not what it did: a 500 after the commit hides the object for 24 hours.
                 slot.save(outcome, request_id)
-        return outcome
+            return outcome
 
-    def _execute(self, call: Call, request_id: str, version: str, slot: Slot | None) -> Answer:
+    async def _play(self, call: Call, armed: Armed | None, perform: Callable[[], Answer]) -> Outcome:
+        """The truth, or what the script says instead."""
+        if armed is None:
+            return perform()
+        await call.pause(armed.fault.delay_ms / 1000)
+        return await trouble(armed, perform() if performs(armed.fault) else None, call, self.clock)
+
+    def _execute(self, call: Call, request_id: str, version: str) -> tuple[Answer, bool]:
+        """The answer, and whether the endpoint began to execute, which is what an idempotency key remembers."""
         try:
             found = find_route(call.method, call.segments)
             if found is None:
@@ -97,14 +111,9 @@ class StripeApi:
             call.entry.effect = route.effect
             call.entry.subject = result.get("id")
             shown = render(expand(result, params.get("expand", []), self.books), version)
-            answer = Answer(200, json.dumps(shown).encode(), {"content-type": "application/json"})
+            return Answer(200, json.dumps(shown).encode(), {"content-type": "application/json"}), True
         except StripeRefusal as refused:
-            answer = _refusal_answer(refused)
-            if not refused.saved:
-                return answer
-        if slot is not None:
-            slot.save(answer, request_id)
-        return answer
+            return _refusal_answer(refused), refused.saved
 
     def _check_key(self, call: Call) -> None:
         scheme, _, credential = call.headers.get("authorization", "").partition(" ")
@@ -133,6 +142,29 @@ class StripeApi:
         if (key := call.headers.get("idempotency-key")) is not None and call.method == "POST":
             headers["idempotency-key"] = key
         return Answer(answer.status, answer.body, headers | dict(answer.headers))
+
+
+def _is_of_endpoint(fault: Fault) -> bool:
+    """Whether a fault's reply is given by the executing endpoint, and so kept under the key."""
+    status = fault.reply.status
+    return fault.act is Act.ANSWER and fault.reply.saved and status is not None and status not in UNSAVED_STATUSES
+
+
+def _replayed(saved: Answer, request_id: str | None) -> Answer:
+    return Answer(
+        saved.status,
+        saved.body,
+        dict(saved.headers) | {"idempotent-replayed": "true", "original-request": request_id or ""},
+    )
+
+
+def _check_form(call: Call) -> None:
+    kind = call.headers.get("content-type", "")
+    if call.body and not kind.startswith("application/x-www-form-urlencoded"):
+        raise StripeRefusal(
+            "Invalid request (check that your POST content type is application/x-www-form-urlencoded). "
+            f"Yours is {kind or 'missing'}."
+        )
 
 
 def _version(call: Call) -> str:

@@ -29,9 +29,12 @@ class Cause:
     idempotency_key: str | None = None
 
 
+NOBODY: Final = Cause()
+
+
 @dataclass(slots=True)
 class Books:
-    """The state. Objects are plain JSON objects in the current version's shape; older shapes are made when rendering."""
+    """The state. Objects are JSON objects in the current version's shape; older shapes are made when rendering."""
 
     clock: SandboxClock
     tables: dict[str, dict[str, Obj]] = field(default_factory=dict)
@@ -47,14 +50,14 @@ class Books:
         self.table(obj["object"])[obj["id"]] = obj
         return obj
 
-    def get(self, object_name: str, id: str, *, noun: str | None = None, param: str = "id") -> Obj:
+    def get(self, object_name: str, object_id: str, *, param: str = "id") -> Obj:
         """An object by id; raises StripeRefusal (resource_missing) naming ``param``."""
-        obj = self.table(object_name).get(id)
+        obj = self.table(object_name).get(object_id)
         if obj is None:
-            raise no_such(noun or object_name, id, param)
+            raise no_such(object_name, object_id, param)
         return obj
 
-    def emit(self, type: str, obj: Obj, cause: Cause = Cause()) -> Obj:
+    def emit(self, event_type: str, obj: Obj, cause: Cause = NOBODY) -> Obj:
         """Record an event holding the object as it is now, and tell the listeners."""
         event = self.put(
             {
@@ -66,7 +69,7 @@ class Books:
                 "livemode": False,
                 "pending_webhooks": 0,
                 "request": {"id": cause.request_id, "idempotency_key": cause.idempotency_key},
-                "type": type,
+                "type": event_type,
             }
         )
         for listener in self.listeners:
@@ -84,13 +87,13 @@ def page(
     if "starting_after" in params and "ending_before" in params:
         raise StripeRefusal("Received both starting_after and ending_before parameters.", param="ending_before")
     limit = params.get("limit", 10)
-    ids = list(reversed(rows))
+    ids = list(rows)[::-1]
     if "ending_before" in params:
-        newer = [rows[id] for id in ids[: ids.index(params["ending_before"])] if keep(rows[id])]
+        newer = [rows[row_id] for row_id in ids[: ids.index(params["ending_before"])] if keep(rows[row_id])]
         shown, has_more = newer[-limit:], len(newer) > limit
     else:
         start = ids.index(params["starting_after"]) + 1 if "starting_after" in params else 0
-        older = [rows[id] for id in ids[start:] if keep(rows[id])]
+        older = [rows[row_id] for row_id in ids[start:] if keep(rows[row_id])]
         shown, has_more = older[:limit], len(older) > limit
     return {"object": "list", "data": shown, "has_more": has_more, "url": url}
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from services.sandbox.stripe.books import Books, Obj, new_id
 from services.sandbox.stripe.refusals import StripeRefusal
-from services.sandbox.stripe.resources.checkout_sessions import expire_session
+from services.sandbox.stripe.resources.checkout_sessions import expire_session, find_session
 from services.sandbox.stripe.resources.customers import create_customer
 from services.sandbox.stripe.resources.payment_intents import new_payment_intent
 
@@ -109,7 +109,7 @@ class Buyer:
         self.books.emit("payment_intent.succeeded", intent)
 
     def _session(self, session_id: str, status: str) -> Obj:
-        session = self.books.get("checkout.session", session_id)
+        session = find_session(self.books, session_id)
         if session["status"] != status:
             raise StripeRefusal(f"The Session {session_id} is {session['status']}, not {status}.")
         return session

@@ -73,10 +73,10 @@ def _expand(node: Any, parts: list[str], path: str, books: Books) -> None:
 def _replace(node: Obj, name: str, target: str | None, books: Books) -> None:
     if name in ASKED_FOR_ONLY:
         node[name] = copy.deepcopy(books.table(name)[node["id"]])
-    elif isinstance(id := node.get(name), str):
+    elif isinstance(held := node.get(name), str):
         if target is None:
             raise not_played(f"Expanding {name}", "expand")
-        node[name] = copy.deepcopy(books.get(target, id))
+        node[name] = copy.deepcopy(books.get(target, held))
 
 
 def _cannot(path: str) -> StripeRefusal:

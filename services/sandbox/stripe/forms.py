@@ -1,8 +1,8 @@
 """Reading ``a[b][0][c]=1``, the way Stripe writes nested parameters into a form or a query."""
 
 import re
-from collections.abc import Iterable
-from typing import Final, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeAlias
 
 from services.sandbox.stripe.refusals import invalid
 
@@ -34,6 +34,17 @@ def decode(pairs: Iterable[tuple[str, str]]) -> dict[str, Node]:
             raise invalid(f"Invalid parameter nesting at: {name}", name)
         node[last] = text
     return tree
+
+
+def as_nodes(value: Any) -> Any:
+    """JSON values as the tree a form would have given: texts, and objects with numbered keys for lists."""
+    if isinstance(value, Mapping):
+        return {name: as_nodes(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return {str(number): as_nodes(inner) for number, inner in enumerate(value)}
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
 
 
 def _parts(name: str) -> list[str]:

@@ -83,13 +83,13 @@ def _check_same(slot: Slot, key: str, endpoint: str, fingerprint: str) -> None:
             f"Keys for idempotent requests can only be used for the same endpoint they were first used for "
             f"('{endpoint}' vs '{slot.endpoint}'). Try using a key other than '{key}' if you meant to execute a "
             "different request.",
-            type="idempotency_error",
+            kind="idempotency_error",
         )
     if slot.fingerprint != fingerprint:
         raise StripeRefusal(
             f"Keys for idempotent requests can only be used with the same parameters they were first used with. Try "
             f"using a key other than '{key}' if you meant to execute a different request.",
-            type="idempotency_error",
+            kind="idempotency_error",
         )
     if slot.saved is None:
         raise StripeRefusal(KEY_IN_USE.format(key=key), status=409, code="idempotency_key_in_use")

@@ -20,7 +20,7 @@ class StripeRefusal(Exception):
         message: str,
         *,
         status: int = 400,
-        type: str = "invalid_request_error",
+        kind: str = "invalid_request_error",
         code: str | None = None,
         param: str | None = None,
         saved: bool = False,
@@ -28,7 +28,7 @@ class StripeRefusal(Exception):
         super().__init__(message)
         self.status = status
         self.saved = saved
-        self.error: dict[str, Any] = {"message": message, "type": type}
+        self.error: dict[str, Any] = {"message": message, "type": kind}
         if code is not None:
             self.error |= {"code": code, "doc_url": f"{DOCS}/{code.replace('_', '-')}"}
         if param is not None:
@@ -39,13 +39,13 @@ def error_reply(
     status: int,
     message: str,
     *,
-    type: str = "invalid_request_error",
+    kind: str = "invalid_request_error",
     code: str | None = None,
     saved: bool = True,
     **headers: str,
 ) -> Reply:
     """An error for a fault to play; header names with underscores for hyphens."""
-    refusal = StripeRefusal(message, status=status, type=type, code=code)
+    refusal = StripeRefusal(message, status=status, kind=kind, code=code)
     return Reply(
         status=status,
         headers={"content-type": "application/json"}
@@ -56,12 +56,12 @@ def error_reply(
 
 
 def server_error(*, should_retry: bool | None = False, saved: bool = True) -> Reply:
-    """500 that the idempotency layer keeps; Stripe then says ``stripe-should-retry: false``, since it would repeat itself."""
+    """500 that the key keeps; Stripe then says ``stripe-should-retry: false``, since it would only repeat itself."""
     headers = {} if should_retry is None else {"stripe_should_retry": str(should_retry).lower()}
     return error_reply(
         500,
         "Sorry! There was an error while talking to one of our backends.",
-        type="api_error",
+        kind="api_error",
         saved=saved,
         **headers,
     )
@@ -124,10 +124,10 @@ def invalid(message: str, param: str, code: str | None = None) -> StripeRefusal:
     return StripeRefusal(message, code=code, param=param)
 
 
-def no_such(noun: str, id: str, param: str) -> StripeRefusal:
+def no_such(noun: str, object_id: str, param: str) -> StripeRefusal:
     """An id that belongs to nothing. In a path it is 404, in a parameter 400."""
     return StripeRefusal(
-        f"No such {noun}: '{id}'",
+        f"No such {noun}: '{object_id}'",
         status=404 if param == "id" else 400,
         code="resource_missing",
         param=param,

@@ -1,25 +1,22 @@
 """Telling endpoints: signed, in their version, at once or when the script says."""
 
-import asyncio
 import hmac
 import json
-import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Final
 
-from services.sandbox.outbox import Delivery, Outbox, Parcel, Sender
+from services.sandbox.outbox import Delivery, Outbox, Parcel, Plan, Posting, Sender
 from services.sandbox.stripe.books import API_VERSION, Books, Obj, new_id
 from services.sandbox.stripe.resources.events import wants
 from services.sandbox.stripe.resources.webhook_endpoints import active_secrets
 from services.sandbox.stripe.versions import render_event
 
 USER_AGENT: Final = "Stripe/1.0 (+https://stripe.com/docs/webhooks)"
-COPIES_MAX: Final = 100
+THIN: Final = "v2.core.event"
 
 
 def signature(payload: bytes, secrets: Sequence[str], signed_at_s: int) -> str:
@@ -27,39 +24,6 @@ def signature(payload: bytes, secrets: Sequence[str], signed_at_s: int) -> str:
     signed = b"%d." % signed_at_s + payload
     parts = [hmac.new(secret.encode(), signed, sha256).hexdigest() for secret in secrets]
     return ",".join([f"t={signed_at_s}", *(f"v1={part}" for part in parts)])
-
-
-class Posting(StrEnum):
-    """When an endpoint is told."""
-
-    AUTO = "auto"
-    """At once, and again until it answers 2xx."""
-    HELD = "held"
-    """Only when a plan names the event."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A scripted delivery: these events, in this order, so often, so wrongly."""
-
-    events: tuple[str, ...]
-    """Event ids in the wanted order; one may stand there twice."""
-    endpoints: tuple[str, ...] = ()
-    """Endpoint ids; none means every enabled endpoint that wants the event's type."""
-    copies: int = 1
-    """How often each is sent, one after the other."""
-    simultaneous: bool = False
-    """Everything at one instant, instead of each after the answer to the one before."""
-    shuffle_seed: int | None = None
-    """Shuffle the whole list, copies included."""
-    pause_ms: int = 0
-    """Waited between one answer and the next sending."""
-    api_version: str | None = None
-    """Instead of the endpoint's."""
-    signed_ago_s: int = 0
-    """The signature's age; negative for the future."""
-    secrets: tuple[str, ...] | None = None
-    """Instead of the endpoint's: a wrong one, an old one, or several."""
 
 
 @dataclass(slots=True)
@@ -70,38 +34,42 @@ class Webhooks:
     outbox: Outbox
     posting: dict[str, Posting] = field(default_factory=dict)
     """By endpoint id; AUTO when not there."""
+    untaken: set[tuple[str, str]] = field(default_factory=set)
+    """Which events which endpoints have not taken yet: what ``pending_webhooks`` counts."""
 
     def __post_init__(self) -> None:
         self.books.listeners.append(self._on_event)
 
     def _on_event(self, event: Obj) -> None:
         for endpoint in self._endpoints_for(event):
+            self.untaken.add((event["id"], endpoint["id"]))
+            event["pending_webhooks"] += 1
             if self.posting.get(endpoint["id"], Posting.AUTO) is Posting.AUTO:
-                event["pending_webhooks"] += 1
-                self.outbox.post(self._parcel(event, endpoint), lambda: _delivered(event))
+                self.outbox.post(self._parcel(event, endpoint), self._taken)
 
     async def play(self, plan: Plan) -> list[Delivery]:
-        """Carry out a plan; one attempt each, no retries. Raises StripeRefusal for unknown ids, ValueError for too many copies."""
-        if not 1 <= plan.copies <= COPIES_MAX:
-            raise ValueError(f"copies must be 1 to {COPIES_MAX}, got {plan.copies}")
+        """Carry out a plan. Raises StripeRefusal for unknown ids."""
         parcels = [
             self._parcel(event, endpoint, plan)
-            for event in (self.books.get("event", id) for id in plan.events)
+            for event in (self._event(event_id) for event_id in plan.events)
             for endpoint in self._endpoints_for(event, plan.endpoints)
             for _ in range(plan.copies)
         ]
-        if plan.shuffle_seed is not None:
-            random.Random(plan.shuffle_seed).shuffle(parcels)
-        if plan.simultaneous:
-            return list(await asyncio.gather(*(self.outbox.send(parcel) for parcel in parcels)))
-        deliveries = []
-        for number, parcel in enumerate(parcels):
-            if number and plan.pause_ms:
-                await asyncio.sleep(plan.pause_ms / 1000)
-            deliveries.append(await self.outbox.send(parcel))
+        deliveries = await self.outbox.play(parcels, plan)
+        for delivery in deliveries:
+            if delivery.taken:
+                self._taken(delivery)
         return deliveries
 
-    def thin_event(self, type: str, related_object: Obj | None = None) -> Obj:
+    def _taken(self, delivery: Delivery) -> None:
+        if (delivery.event_id, delivery.endpoint) in self.untaken:
+            self.untaken.remove((delivery.event_id, delivery.endpoint))
+            self._event(delivery.event_id)["pending_webhooks"] -= 1
+
+    def _event(self, event_id: str) -> Obj:
+        return self.books.table(THIN).get(event_id) or self.books.get("event", event_id)
+
+    def thin_event(self, event_type: str, related_object: Obj | None = None) -> Obj:
         """A v2 event: it names the object and carries nothing of it."""
         related = related_object and {
             "id": related_object["id"],
@@ -110,21 +78,20 @@ class Webhooks:
         }
         event: Obj = {
             "id": new_id("evt_test", 40),
-            "object": "v2.core.event",
+            "object": THIN,
             "changes": None,
             "context": None,
             "created": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "livemode": False,
             "reason": None,
             "related_object": related,
-            "type": type,
+            "type": event_type,
         }
-        self.books.table("event")[event["id"]] = event
-        return event
+        return self.books.put(event)
 
     def _endpoints_for(self, event: Obj, ids: tuple[str, ...] = ()) -> list[Obj]:
         if ids:
-            return [self.books.get("webhook_endpoint", id) for id in ids]
+            return [self.books.get("webhook_endpoint", endpoint_id) for endpoint_id in ids]
         return [
             endpoint
             for endpoint in self.books.table("webhook_endpoint").values()
@@ -133,7 +100,7 @@ class Webhooks:
 
     def _parcel(self, event: Obj, endpoint: Obj, plan: Plan | None = None) -> Parcel:
         version = (plan and plan.api_version) or endpoint["api_version"] or API_VERSION
-        shown: Mapping[str, Any] = event if event["object"] == "v2.core.event" else render_event(event, version)
+        shown: Mapping[str, Any] = event if event["object"] == THIN else render_event(event, version)
         body = json.dumps(shown, indent=2).encode()
         age_s = plan.signed_ago_s if plan else 0
 
@@ -148,10 +115,6 @@ class Webhooks:
             }
 
         return Parcel(Sender.STRIPE, endpoint["id"], event["id"], event["type"], endpoint["url"], body, headers)
-
-
-def _delivered(event: Obj) -> None:
-    event["pending_webhooks"] -= 1
 
 
 def _path_of(obj: Obj) -> str:

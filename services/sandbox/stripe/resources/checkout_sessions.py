@@ -1,8 +1,10 @@
 """Checkout Sessions in payment mode: created by us, completed by a buyer (see ``buyer``)."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
-from services.sandbox.stripe.books import Books, Obj, new_id, page, within
+from services.sandbox.stripe.books import NOBODY, Books, Cause, Obj, new_id, page, within
+from services.sandbox.stripe.forms import as_nodes
 from services.sandbox.stripe.params import EXPAND, PAGE, Choice, Flag, Group, Many, Metadata, Span, Text, Whole
 from services.sandbox.stripe.refusals import StripeRefusal, missing_parameter, not_played
 from services.sandbox.stripe.resources.prices import PRICE_DATA, create_price
@@ -17,6 +19,7 @@ LINE_ITEMS_MAX: Final = 100
 _CREATE: Final = Group(
     {
         "allow_promotion_codes": Flag(),
+        "allowed_payment_method_types": Many(Text()),
         "billing_address_collection": Choice(("auto", "required")),
         "cancel_url": Text(),
         "client_reference_id": Text(200),
@@ -56,7 +59,6 @@ _CREATE: Final = Group(
                 }
             ),
         ),
-        "payment_method_types": Many(Text()),
         "return_url": Text(),
         "submit_type": Choice(("auto", "book", "donate", "pay", "subscribe")),
         "success_url": Text(),
@@ -66,7 +68,6 @@ _CREATE: Final = Group(
         {
             "adaptive_pricing",
             "after_expiration",
-            "allowed_payment_method_types",
             "automatic_tax",
             "branding_settings",
             "consent_collection",
@@ -101,11 +102,21 @@ _CREATE: Final = Group(
 )
 
 
+def open_session(books: Books, params: Mapping[str, Any], cause: Cause = NOBODY) -> Obj:
+    """A new Session from Stripe's own parameters, nested as JSON. Raises StripeRefusal as the API would."""
+    return _open(books, _CREATE.read(as_nodes(params)), cause)
+
+
 def _create(request: Request) -> Obj:
-    books, params = request.books, request.params
+    return _open(request.books, request.params, request.cause)
+
+
+def _open(books: Books, params: Mapping[str, Any], cause: Cause) -> Obj:
     _check(books, params)
     session_id = "cs_test_" + new_id("a1", 56).replace("_", "")
-    items = [_line_item(request, line, f"line_items[{number}]") for number, line in enumerate(params["line_items"])]
+    items = [
+        _line_item(books, cause, line, f"line_items[{number}]") for number, line in enumerate(params["line_items"])
+    ]
     currencies = {item["currency"] for item in items}
     if len(currencies) > 1 or not currencies <= {params.get("currency", next(iter(currencies))).lower()}:
         raise StripeRefusal("All prices on a Checkout Session must use the same currency.", param="line_items")
@@ -157,17 +168,15 @@ def _check(books: Books, params: Any) -> None:
         )
 
 
-def _line_item(request: Request, line: dict[str, Any], name: str) -> Obj:
+def _line_item(books: Books, cause: Cause, line: dict[str, Any], name: str) -> Obj:
     if ("price" in line) == ("price_data" in line):
         raise StripeRefusal("You must pass either price or price_data for each line item.", param=name)
     if "quantity" not in line:
         raise missing_parameter(f"{name}[quantity]")
-    books = request.books
     if "price" in line:
         price = books.get("price", line["price"], param=f"{name}[price]")
     else:
-        price = create_price(books, request.cause, line["price_data"])
-        price["active"] = False
+        price = create_price(books, cause, line["price_data"] | {"active": False})
     amount = price["unit_amount"] * line["quantity"]
     return {
         "id": new_id("li"),
@@ -195,6 +204,7 @@ def _session(books: Books, session_id: str, params: Any, currency: str, total: i
         "adaptive_pricing": {"enabled": False},
         "after_expiration": None,
         "allow_promotion_codes": params.get("allow_promotion_codes"),
+        "allowed_payment_method_types": params.get("allowed_payment_method_types"),
         "amount_subtotal": total,
         "amount_total": total,
         "automatic_tax": {"enabled": False, "liability": None, "provider": None, "status": None},
@@ -255,7 +265,7 @@ def _session(books: Books, session_id: str, params: Any, currency: str, total: i
         "payment_method_collection": "if_required",
         "payment_method_configuration_details": None,
         "payment_method_options": {"card": {"request_three_d_secure": "automatic"}},
-        "payment_method_types": params.get("payment_method_types", ["card"]),
+        "payment_method_types": params.get("allowed_payment_method_types", ["card", "us_bank_account"]),
         "payment_status": "unpaid",
         "permissions": None,
         "phone_number_collection": {"enabled": False},
@@ -277,8 +287,12 @@ def _session(books: Books, session_id: str, params: Any, currency: str, total: i
     }
 
 
+def find_session(books: Books, session_id: str) -> Obj:
+    """A Session as it stands now: time itself expires one that nobody completed. Raises StripeRefusal."""
+    return _current(books, books.get("checkout.session", session_id))
+
+
 def _current(books: Books, session: Obj) -> Obj:
-    """A Session that nobody completed in time is expired by time itself."""
     if session["status"] == "open" and session["expires_at"] <= books.clock.now_s():
         expire_session(books, session)
     return session
@@ -303,7 +317,7 @@ def _expire(request: Request) -> Obj:
 
 
 def _find(request: Request) -> Obj:
-    return _current(request.books, request.books.get("checkout.session", request.ids[0], noun="checkout.session"))
+    return find_session(request.books, request.ids[0])
 
 
 def _list(request: Request) -> Obj:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from services.sandbox.stripe.books import Books, Cause, Obj, new_id, page, within
+from services.sandbox.stripe.books import NOBODY, Books, Cause, Obj, new_id, page, within
 from services.sandbox.stripe.params import EXPAND, PAGE, Group, Metadata, Span, Text
 from services.sandbox.stripe.routes import Request, Route
 
@@ -41,7 +41,7 @@ _CREATE: Final = Group(
 
 def create_customer(
     books: Books,
-    cause: Cause = Cause(),
+    cause: Cause = NOBODY,
     *,
     email: str | None = None,
     name: str | None = None,

@@ -12,9 +12,9 @@ KEPT_S: Final = 30 * 24 * 3600
 TYPES_MAX: Final = 20
 
 
-def wants(patterns: list[str], type: str) -> bool:
+def wants(patterns: list[str], event_type: str) -> bool:
     """Whether an event type is among these names, where ``*`` stands for any part (``checkout.session.*``)."""
-    return any(fnmatchcase(type, pattern) for pattern in patterns)
+    return any(fnmatchcase(event_type, pattern) for pattern in patterns)
 
 
 def _list(request: Request) -> Obj:
@@ -43,6 +43,10 @@ def _retrieve(request: Request) -> Obj:
     return event
 
 
+def _retrieve_thin(request: Request) -> Obj:
+    return request.books.get("v2.core.event", request.ids[0])
+
+
 ROUTES: Final = (
     Route(
         "GET",
@@ -54,4 +58,5 @@ ROUTES: Final = (
         ),
     ),
     Route("GET", ("v1", "events", "*"), _retrieve, Group({"expand": EXPAND})),
+    Route("GET", ("v2", "core", "events", "*"), _retrieve_thin),
 )

@@ -9,10 +9,10 @@ from services.sandbox.stripe.routes import Request, Route
 
 def new_payment_intent(books: Books, session: Obj, data: dict[str, Any], method: str) -> Obj:
     """The payment behind a Session, not yet confirmed. ``data`` is the Session's ``payment_intent_data``."""
-    id = new_id("pi")
+    intent_id = new_id("pi")
     return books.put(
         {
-            "id": id,
+            "id": intent_id,
             "object": "payment_intent",
             "amount": session["amount_total"],
             "amount_capturable": 0,
@@ -24,7 +24,7 @@ def new_payment_intent(books: Books, session: Obj, data: dict[str, Any], method:
             "canceled_at": None,
             "cancellation_reason": None,
             "capture_method": "automatic_async",
-            "client_secret": f"{id}_secret_{new_id('x', 25).removeprefix('x_')}",
+            "client_secret": f"{intent_id}_secret_{new_id('x', 25).removeprefix('x_')}",
             "confirmation_method": "automatic",
             "created": books.clock.now_s(),
             "currency": session["currency"],

@@ -2,13 +2,13 @@
 
 from typing import Any, Final
 
-from services.sandbox.stripe.books import API_VERSION, Books, Obj, new_id, page
-from services.sandbox.stripe.params import EXPAND, PAGE, Flag, Group, Many, Metadata, Text
+from services.sandbox.stripe.books import Books, Obj, new_id, page
+from services.sandbox.stripe.params import EXPAND, PAGE, Flag, Group, Kind, Many, Metadata, Text
 from services.sandbox.stripe.refusals import invalid
 from services.sandbox.stripe.routes import Request, Route
 from services.sandbox.stripe.versions import is_known
 
-_FIELDS: Final = {
+_FIELDS: Final[dict[str, Kind]] = {
     "description": Text(),
     "enabled_events": Many(Text(), most=500),
     "expand": EXPAND,
@@ -59,7 +59,7 @@ def active_secrets(books: Books, endpoint_id: str) -> list[str]:
 
 
 def roll_secret(books: Books, endpoint_id: str, *, keep_old_s: int, secret: str | None = None) -> str:
-    """A new secret; the old one keeps signing beside it for ``keep_old_s`` (at most 24 h). What the dashboard's roll does."""
+    """A new secret, as the dashboard rolls it; the old one keeps signing beside it for ``keep_old_s``, at most 24 h."""
     if not 0 <= keep_old_s <= 24 * 3600:
         raise ValueError(f"an old secret can be kept for 0 to 86400 s, got {keep_old_s}")
     kept: Any = books.table("webhook_secrets")[endpoint_id]

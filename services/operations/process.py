@@ -11,25 +11,28 @@ A task that fails takes the process down: the orchestrator starts it anew, and r
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
+import asyncpg
 import structlog
 
-from services.kernel.db import Database
-from services.kernel.errors import Invariant, Retryable, ServiceError
+from services.kernel.db import POOL_SIZE_MAX, Database
+from services.kernel.deliveries import DELIVERIES
+from services.kernel.errors import Invariant, Retryable, ServiceError, Stop
 from services.kernel.gate import Gates
+from services.kernel.jobs import JOB_RUNS
 from services.kernel.pager import Pager, PageSender, Severity
-from services.kernel.service import Service
+from services.kernel.service import Service, verify_machine
 from services.kernel.settings import Settings, SliceSettings, hold_relations, load_settings, refuse_unknown
-from services.kernel.transition import verify_machine
 from services.kernel.triggers import Doorbell, Kafka, Publisher
 
 log = structlog.get_logger()
 
 SECOND_SIGNAL_EXIT: Final = 130
+KERNEL_MACHINES: Final = (DELIVERIES, JOB_RUNS)
 SliceSettingsT = TypeVar("SliceSettingsT", bound=SliceSettings)
 MakeSender = Callable[["Process"], Awaitable[PageSender]]
 """How a process gets its page sender; wired where vendors are known."""
@@ -43,21 +46,36 @@ class Loaded:
     own: Mapping[type[SliceSettings], SliceSettings]
 
 
-def load_all(services: Iterable[Service], environ: Mapping[str, str] = os.environ) -> Loaded:
-    """The settings of a process that knows ``services``: all valid, no unknown name, all relations held."""
-    kinds = [service.settings for service in services]
-    refuse_unknown([Settings, *kinds], environ)
+def load(known: Iterable[Service], needed: Iterable[Service] = (), environ: Mapping[str, str] = os.environ) -> Loaded:
+    """The settings of a process that runs ``needed``: valid, relations held, no name that nobody of ``known`` has.
+
+    What an idle slice would need is not asked for: a process that migrates holds no vendor's key.
+    """
+    refuse_unknown([Settings, *(service.settings for service in known)], environ)
     settings = load_settings(Settings, environ)
-    own = {kind: load_settings(kind, environ) for kind in kinds}
+    own = {service.settings: load_settings(service.settings, environ) for service in needed}
     hold_relations(settings, own.values())
     return Loaded(settings, own)
 
 
-class Process:
-    """What a process lends its slices (``kernel.service.Runtime``)."""
+async def open_database(url: str, *, application: str, size_max: int = POOL_SIZE_MAX) -> Database:
+    """A pool, or Retryable("database_unavailable") for no server, Stop("database_refused") for one that says no."""
+    try:
+        return await Database.connect(url, application=application, size_max=size_max)
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+        raise Stop("database_refused", str(error)) from error
 
-    def __init__(self, name: str, loaded: Loaded) -> None:
+
+class Process:
+    """What a process lends its slices (``kernel.service.Runtime``).
+
+    What belongs to no slice (pages, missing deliveries, the process's jobs) is written under ``own_role``, the role of
+    its first slice: a process of one slice needs one password.
+    """
+
+    def __init__(self, name: str, services: Sequence[Service], loaded: Loaded) -> None:
         self.name = name
+        self.own_role = services[0].role
         self.settings = loaded.settings
         self.stopping = asyncio.Event()
         self.kafka = Kafka(
@@ -83,7 +101,7 @@ class Process:
         async with self._opening:
             if role not in self._databases:
                 url = self.settings.database_url_as(role)
-                self._databases[role] = await Database.connect(url, application=f"rowclaim-{self.name}")
+                self._databases[role] = await open_database(url, application=f"rowclaim-{self.name}")
             return self._databases[role]
 
     async def gates(self, role: str, *, pace_s: dict[str, float]) -> Gates:
@@ -95,20 +113,18 @@ class Process:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, name: str, services: Iterable[Service], loaded: Loaded, make_sender: MakeSender
+        cls, name: str, services: Sequence[Service], loaded: Loaded, make_sender: MakeSender
     ) -> AsyncIterator["Process"]:
-        """Open what every process needs and verify that the database knows the edges of ``services``.
+        """Open what every process needs and verify that the database knows the edges of ``services`` (one at least).
 
-        The pager's rows are written under the role of the first service, so that a process of one slice needs one
-        password. Raises Retryable("database_unavailable"), Stop("machine_unknown").
+        Raises Retryable("database_unavailable"), Stop("database_refused" | "machine_unknown").
         """
-        process = cls(name, loaded)
+        process = cls(name, services, loaded)
         try:
+            process.pager = Pager(await process.database(process.own_role), await make_sender(process))
             for service in services:
                 database = await process.database(service.role)
-                if not hasattr(process, "pager"):
-                    process.pager = Pager(database, await make_sender(process))
-                for machine in service.machines:
+                for machine in (*KERNEL_MACHINES, *service.machines):
                     await verify_machine(database, machine)
             yield process
         finally:

@@ -1,0 +1,101 @@
+"""The card of fulfillment: what it is owed, what runs, and the one place where its gateways meet its flow."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import Annotated, Final, TypeVar
+
+from pydantic import Field, SecretStr
+from pydantic_settings import SettingsConfigDict
+
+from services.fulfillment.api import make_commands
+from services.fulfillment.flow import SLICE, Fulfillment, Outside
+from services.fulfillment.gateway.checkout import open_checkout
+from services.fulfillment.gateway.invite import InviteSettings, open_inviter, paces
+from services.fulfillment.gateway.mail import open_mailer
+from services.fulfillment.machine import PURCHASES
+from services.kernel.deliveries import DeliveryWorker
+from services.kernel.inbox import Subscription
+from services.kernel.service import CommandLine, Consumption, Runtime, Service
+from services.kernel.sweep import Sweep
+from services.kernel.worker import Worker
+
+T = TypeVar("T")
+
+BATCH_MAX: Final = 20
+"""Events handled with one flush. Small: a batch is held, and renewed, until its flush returned."""
+SWEEP_EVERY_S: Final = 60.0
+
+
+class FulfillmentSettings(InviteSettings):
+    """``ROWCLAIM_FULFILLMENT_...``; what only the product needs is told by its gateway."""
+
+    model_config = SettingsConfigDict(env_prefix="ROWCLAIM_FULFILLMENT_")
+
+    stripe_api_key: SecretStr
+    """Reads Checkout Sessions; a restricted key will do."""
+    stripe_api_url: str | None = None
+    """Unset: Stripe's own."""
+    mail_from: str
+    """A bare address; its domain also names our mails."""
+    product_name: str
+    """What the buyer reads in the mail."""
+    attempt_bound_s: Annotated[float, Field(gt=0)] = 20.0
+    """One attempt at one purchase, look-ups included: a vendor that hangs costs no more."""
+    delivery_lease_s: Annotated[float, Field(ge=3)] = 30.0
+    """A dead process's events are handled by another after this."""
+    sweep: bool = False
+    """Flush every minute, unasked. Off: only an event or a person starts a flush."""
+
+
+async def open_fulfillment(runtime: Runtime) -> Fulfillment:
+    """Wire one process's fulfillment."""
+    settings = runtime.slice_settings(FulfillmentSettings)
+    gates = await runtime.gates(SERVICE.role, pace_s=paces(settings))
+    checkout = open_checkout(settings.stripe_api_key, settings.stripe_api_url, gates, runtime.on_close)
+    inviter = open_inviter(settings, gates, runtime.on_close)
+    mailer = open_mailer(runtime.settings.smtp_url, gates, sender=settings.mail_from, product=settings.product_name)
+    return Fulfillment(
+        db=await runtime.database(SERVICE.role),
+        outside=Outside(inviter, checkout, mailer, gates, runtime.pager),
+        attempt_bound_s=settings.attempt_bound_s,
+        stopping=runtime.stopping,
+    )
+
+
+async def consume(runtime: Runtime) -> Consumption:
+    """One worker over the events owed; the sweep over purchases only where an operator switched it on."""
+    settings = runtime.slice_settings(FulfillmentSettings)
+    fulfillment = await open_fulfillment(runtime)
+    lease = timedelta(seconds=settings.delivery_lease_s)
+    deliveries = DeliveryWorker(fulfillment.db, SLICE, fulfillment.handle, lease=lease, batch_max=BATCH_MAX)
+
+    async def flush() -> Mapping[str, int]:
+        return (await fulfillment.flush()).counts()
+
+    return Consumption(
+        workers=[Worker("deliveries", deliveries.step)],
+        sweeps=[Sweep(f"{SLICE}.flush", SWEEP_EVERY_S, flush)] if settings.sweep else [],
+    )
+
+
+def in_process(line: CommandLine, work: Callable[[Fulfillment], Awaitable[T]]) -> T:
+    """A command's work, in a process of its own."""
+
+    async def opened(runtime: Runtime) -> T:
+        return await work(await open_fulfillment(runtime))
+
+    return line.run(SERVICE, opened)
+
+
+SERVICE: Final = Service(
+    name=SLICE,
+    settings=FulfillmentSettings,
+    machines=(PURCHASES,),
+    subscriptions=(
+        Subscription("stripe", "checkout.session.completed"),
+        Subscription("stripe", "checkout.session.async_payment_succeeded"),
+    ),
+    topics=("stripe.events.v1",),
+    consume=consume,
+    commands=make_commands(in_process),
+)

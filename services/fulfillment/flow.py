@@ -1,0 +1,460 @@
+"""How a payment becomes access, from the top down: an event arrives, a purchase is recorded, a flush delivers it.
+
+    handle      stored events -> purchases recorded -> one flush -> verdicts
+    flush       claim one row, deliver it, write the outcome, ask for the next
+    retrigger   a person sets one row back to pending, then a flush
+
+What is owed is told by the purchase's own row. Vendors are called outside any transaction; whatever they answer, or do
+not answer, is a value. The flush reports counts and never raises for a vendor's trouble: every caller of it is the side
+effect of something that already happened.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final, Protocol, assert_never
+
+import structlog
+from pydantic import ValidationError
+
+from schemas.stripe import CheckoutSession, FulfillmentMetadata, SessionEvent
+from services.fulfillment import store
+from services.fulfillment.machine import (
+    PURCHASES,
+    AccessMail,
+    Config,
+    Delivered,
+    Fetched,
+    FulfillmentState,
+    InviteRequest,
+    MailAnswer,
+    MailNotSent,
+    MailSent,
+    Outcome,
+    Pause,
+    SessionAnswer,
+    SessionMisconfigured,
+    SessionMissing,
+    SessionTrouble,
+    Terminal,
+    Transient,
+)
+from services.kernel import effects
+from services.kernel.claim import WORKER
+from services.kernel.db import Database
+from services.kernel.deliveries import Delivery, Done, NotOurs, Parked, PutBack, Verdict
+from services.kernel.errors import Refusal
+from services.kernel.gate import Closed, Gates
+from services.kernel.pager import Pager, Severity
+from services.kernel.telemetry import unit_of_work
+
+log = structlog.get_logger()
+
+SLICE: Final = "fulfillment"
+STRIPE: Final = "stripe"
+
+CONFIG_PAUSE: Final = timedelta(minutes=15)
+"""How long a vendor is left alone after telling us that we are at fault, unless it said until when."""
+STRIPE_BACKOFF: Final = timedelta(seconds=30)
+STRIPE_BACKOFF_MAX: Final = timedelta(minutes=15)
+
+SLOW_TIMEOUTS: Final = 5
+"""So many timeouts in a row, with another purchase delivered meanwhile, and a row is slow, not the vendor."""
+DEFERRAL: Final = timedelta(seconds=30)
+DEFERRAL_MAX: Final = timedelta(minutes=15)
+
+UNEXPLAINED_LOGINS: Final = 3
+"""So many different buyers refused without a known reason, one after another, and it is not the buyers."""
+
+NO_HANDLE: Final = Terminal("no_handle", "No GitHub handle was recorded for this purchase.")
+TIMED_OUT: Final = Transient("timed_out", "The attempt ran into its bound.", ask_first=True, timed_out=True)
+
+
+# --------------------------------------------------------------------------------------------------------- the outside
+class Inviter(Protocol):
+    """Delivers one purchase. Answers every vendor's answer and failure with an outcome; raises nothing."""
+
+    @property
+    def gate(self) -> str:
+        """The name of the gate its calls go through."""
+        ...
+
+    async def invite(self, request: InviteRequest) -> Outcome: ...
+
+
+class Checkout(Protocol):
+    """Fetches a Checkout Session as it is now. Raises nothing."""
+
+    async def fetch(self, session_id: str) -> SessionAnswer: ...
+
+
+class Mailer(Protocol):
+    """Sends a mail, or says that it did not. Raises nothing."""
+
+    async def send(self, mail: AccessMail) -> MailAnswer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Everything beyond the process and its database."""
+
+    inviter: Inviter
+    checkout: Checkout
+    mailer: Mailer
+    gates: Gates
+    pager: Pager
+
+
+# --------------------------------------------------------------------------------------------------------- the reports
+class Stopped(StrEnum):
+    """Why a flush ended."""
+
+    DRAINED = "drained"
+    """Nothing is pending."""
+    TRANSIENT = "transient"
+    """The vendor decided nothing about a row: if it is down for one it is down for all."""
+    CONFIG = "config"
+    """We are at fault; an operator was paged."""
+    GATE_CLOSED = "gate_closed"
+    LEASE_LOST = "lease_lost"
+    """A person took the row over while it was being attempted."""
+    STOPPING = "stopping"
+    """The process ends."""
+
+
+@dataclass(slots=True)
+class FlushReport:
+    """Counts, and no people in them. ``closed_until``: when the vendor's gate opens."""
+
+    stopped: Stopped = Stopped.DRAINED
+    closed_until: datetime | None = None
+    attempted: int = 0
+    delivered: int = 0
+    failed: int = 0
+    put_back: int = 0
+    mails_sent: int = 0
+    mails_not_sent: int = 0
+
+    def counts(self) -> dict[str, int]:
+        """The numbers alone."""
+        return {
+            "attempted": self.attempted,
+            "delivered": self.delivered,
+            "failed": self.failed,
+            "put_back": self.put_back,
+            "mails_sent": self.mails_sent,
+            "mails_not_sent": self.mails_not_sent,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Retriggered:
+    """A person's re-trigger: how the purchase stood before, how it stands after the flush, and that flush."""
+
+    purchase_id: int
+    before: FulfillmentState
+    after: FulfillmentState
+    report: FlushReport
+
+
+# ----------------------------------------------------------------------------------------------------------- the verbs
+@dataclass(slots=True)
+class Fulfillment:
+    """One process's fulfillment: at most one of its flushes runs at a time."""
+
+    db: Database
+    outside: Outside
+    attempt_bound_s: float
+    stopping: asyncio.Event
+    _flushing: "asyncio.Task[FlushReport] | None" = field(default=None, init=False)
+    _again: "asyncio.Task[FlushReport] | None" = field(default=None, init=False)
+
+    async def handle(self, batch: Sequence[Delivery]) -> Mapping[int, Verdict]:
+        """Record what a batch of checkout events paid for, flush once, then say what became of each event.
+
+        A delivery is done only after its flush returned: a process that dies in between is handed the event again.
+        """
+        verdicts: dict[int, Verdict] = {}
+        owed = False
+        for delivery in batch:
+            if self.stopping.is_set():
+                verdicts[delivery.event_id] = PutBack()
+                continue
+            with unit_of_work(event_id=delivery.event_id, claim_token=delivery.claim_token):
+                verdicts[delivery.event_id], paid = await self._record(delivery)
+            owed = owed or paid
+        if owed and (await self.flush()).stopped is Stopped.STOPPING:
+            # Nothing else would flush what is left: purchases are not polled. Another process takes the events up.
+            return {event: PutBack() if verdict == Done() else verdict for event, verdict in verdicts.items()}
+        return verdicts
+
+    async def _record(self, delivery: Delivery) -> tuple[Verdict, bool]:
+        """One event: fetch its Session, record its purchase; whether the Session is paid."""
+        try:
+            reference = SessionEvent.model_validate_json(delivery.body or b"").data.object
+        except ValidationError:
+            return Parked("unreadable_body"), False
+        # Of the event only the id is believed: two events of one second have no order, and a body is old.
+        match await self.outside.checkout.fetch(reference.id):
+            case Fetched(found):
+                await self.outside.pager.resolve(f"{SLICE}:{STRIPE}")
+                return await self._record_session(found)
+            case SessionMissing():
+                return Parked("unknown_session"), False
+            case SessionTrouble(code):
+                log.warning("fulfillment.session_not_fetched", code=code)
+            case SessionMisconfigured(code):
+                log.error("fulfillment.session_not_fetched", code=code)
+                await self.outside.gates.close(STRIPE, CONFIG_PAUSE, code, WORKER)
+                await self.outside.pager.page(
+                    f"{SLICE}:{STRIPE}",
+                    Severity.ERROR,
+                    f"Stripe refuses fulfillment's key ({code}): no purchase is recorded.",
+                )
+            case never:
+                assert_never(never)
+        return PutBack(min(STRIPE_BACKOFF * 2 ** min(delivery.attempt - 1, 16), STRIPE_BACKOFF_MAX)), False
+
+    async def _record_session(self, found: object) -> tuple[Verdict, bool]:
+        try:
+            session = CheckoutSession.model_validate(found)
+            if session.rowclaim_slice is None:
+                return Parked("unmarked_object"), False
+            if session.rowclaim_slice != SLICE:
+                return NotOurs(), False
+            wanted = FulfillmentMetadata.model_validate(session.metadata)
+        except ValidationError:
+            return Parked("unreadable_session"), False
+        match session.payment_status:
+            case "unpaid":  # complete, and yet nothing is owed: a bank transfer may still fail; its success is an event
+                return Done(), False
+            case "paid" | "no_payment_required":
+                pass
+            case _:
+                return Parked("unreadable_session"), False
+        # Its own commit, before any call: whatever happens from here on, the row tells what is owed.
+        await store.record_purchase(
+            self.db,
+            store.NewPurchase(
+                stripe_session_id=session.id,
+                user_id=session.client_reference_id,
+                email=session.email,
+                github_handle=wanted.github_username,
+                github_account_id=wanted.github_account_id,
+                amount_minor=session.amount_total,
+                currency=session.currency,
+            ),
+        )
+        return Done(), True
+
+    async def flush(self) -> FlushReport:
+        """Deliver what is pending, oldest first, one row at a time; the report of a flush that began after this call.
+
+        While one runs, further callers share the next: it may have passed the row they are about.
+        """
+        if self._again is not None:  # promised, and not begun: the moment it begins it is no longer "again"
+            return await asyncio.shield(self._again)
+        if self._flushing is None or self._flushing.done():
+            self._flushing = asyncio.create_task(self._flush())
+            return await asyncio.shield(self._flushing)
+        self._again = asyncio.create_task(self._flush_after(self._flushing))
+        return await asyncio.shield(self._again)
+
+    async def _flush_after(self, running: "asyncio.Task[FlushReport]") -> FlushReport:
+        await asyncio.wait({running})
+        self._flushing, self._again = self._again, None
+        return await self._flush()
+
+    async def _flush(self) -> FlushReport:
+        report = FlushReport()
+        may_try_deferred = True
+        while await self._may_claim(report):
+            purchase = await store.claim_oldest(self.db)
+            if purchase is None and may_try_deferred:
+                may_try_deferred = False
+                purchase = await store.claim_deferred(self.db)
+            if purchase is None:
+                break
+            with unit_of_work(row_kind="purchase", row_id=purchase.id, claim_token=purchase.claim_token):
+                goes_on = await self._deliver(purchase, report)
+            if not goes_on:
+                break
+        log.info("fulfillment.flushed", stopped=report.stopped, **report.counts())
+        return report
+
+    async def _may_claim(self, report: FlushReport) -> bool:
+        """Whether to claim one more row: the stop, the gate and the pace are all waited for before anything is held."""
+        if not self.stopping.is_set():
+            if not await store.anything_pending(self.db):
+                return False
+            entered = await self.outside.gates.reserve(self.outside.inviter.gate)
+            if isinstance(entered, Closed):
+                report.stopped, report.closed_until = Stopped.GATE_CLOSED, entered.until
+                return False
+        if self.stopping.is_set():
+            report.stopped = Stopped.STOPPING
+            return False
+        return True
+
+    async def _deliver(self, purchase: store.ClaimedPurchase, report: FlushReport) -> bool:
+        """One attempt at a claimed row; whether the flush goes on to the next."""
+        report.attempted += 1
+        ended = await self._attempt(purchase)
+        if not ended.held:
+            log.warning("fulfillment.lease_lost")
+            report.stopped = Stopped.LEASE_LOST
+            return False
+        match ended.outcome:
+            case Delivered():
+                log.info("fulfillment.delivered", attempt=purchase.attempt)
+                report.delivered += 1
+                await self._mail(purchase, ended.outcome, report)
+                await self._all_is_well(report)
+                return True
+            case Terminal(code):
+                log.warning("fulfillment.refused", attempt=purchase.attempt, code=code)
+                report.failed += 1
+                return True
+            case Transient(code):
+                log.warning("fulfillment.put_back", attempt=purchase.attempt, code=code)
+                report.stopped = Stopped.TRANSIENT
+            case Config(code):
+                log.error("fulfillment.misconfigured", attempt=purchase.attempt, code=code)
+                report.stopped = Stopped.CONFIG
+                # Ids and codes: what the vendor said stands in the row, for operators alone.
+                await self.outside.pager.page(
+                    self._page_key,
+                    Severity.ERROR,
+                    f"Deliveries stopped: {self.outside.inviter.gate} says {code} at purchase {purchase.id}.",
+                )
+            case never:
+                assert_never(never)
+        report.put_back += 1
+        report.closed_until = await self.outside.gates.closed_until(self.outside.inviter.gate)
+        return False
+
+    @property
+    def _page_key(self) -> str:
+        return f"{SLICE}:{self.outside.inviter.gate}"
+
+    async def _all_is_well(self, report: FlushReport) -> None:
+        """The flush's first delivery: refusals in a row begin anew, and whoever was paged may sleep."""
+        if report.delivered == 1:
+            await self.outside.gates.succeed(self.outside.inviter.gate)
+            await self.outside.pager.resolve(self._page_key)
+
+    async def _attempt(self, purchase: store.ClaimedPurchase) -> effects.Attempt[Outcome]:
+        handle = purchase.github_handle
+        if handle is None:
+            return effects.Attempt(NO_HANDLE, held=await effects.uncut(self._write(purchase, NO_HANDLE)))
+        request = InviteRequest(purchase.id, handle, purchase.github_account_id, purchase.ask_first)
+
+        async def invite() -> Outcome:
+            return await self._doubted(purchase, await self.outside.inviter.invite(request))
+
+        return await effects.attempt(
+            invite,
+            lambda outcome: self._write(purchase, outcome),
+            bound_s=self.attempt_bound_s,
+            timed_out=lambda: TIMED_OUT,
+        )
+
+    async def _doubted(self, purchase: store.ClaimedPurchase, outcome: Outcome) -> Outcome:
+        """An unexplained refusal, unless so many different buyers met one in a row that the fault must be ours."""
+        if not isinstance(outcome, Terminal) or not outcome.unexplained:
+            return outcome
+        logins = {(purchase.github_handle or "").lower()}
+        for failed in await store.list_failed_in_a_row(self.db, purchase, limit=10 * UNEXPLAINED_LOGINS):
+            if failed.code != outcome.code:
+                break
+            logins.add(failed.login)
+        return outcome if len(logins) < UNEXPLAINED_LOGINS else Config("unexplained_refusals", outcome.reason)
+
+    async def _write(self, purchase: store.ClaimedPurchase, outcome: Outcome) -> bool:
+        """Write the outcome by the claim's token; False: somebody else has the row, and nothing was written.
+
+        A refusal of everybody closes the gate in the same commit: between the two, another flush would claim the row
+        that was just put back and call inside the very window the vendor named.
+        """
+        match outcome:
+            case Delivered(invitation=invitation):
+                known = purchase.github_account_id is not None and invitation.account_id is not None
+                stranger = known and invitation.account_id != purchase.github_account_id
+                return await store.deliver(self.db, purchase, outcome, "invitee_mismatch" if stranger else None)
+            case Terminal(code, reason, unexplained):
+                attention = code if unexplained else None
+                return await store.refuse(self.db, purchase, code=code, reason=reason, attention=attention)
+            case Transient(code, reason, ask_first, _, pause, attention):
+                timeouts = await self._timeouts(purchase, outcome)
+            case Config(code, reason, wait):
+                pause, ask_first, attention, timeouts = Pause(wait or CONFIG_PAUSE), False, None, store.Timeouts()
+            case never:
+                assert_never(never)
+        async with self.db.transaction() as tx:
+            held = await store.put_back(
+                tx, purchase, code=code, reason=reason, ask_first=ask_first, attention=attention, timeouts=timeouts
+            )
+            if pause is not None and pause.wait is not None:
+                await Gates(tx).close(self.outside.inviter.gate, pause.wait, code, WORKER)
+            elif pause is not None:
+                await Gates(tx).refuse(self.outside.inviter.gate, code, WORKER)
+        return held
+
+    async def _timeouts(self, purchase: store.ClaimedPurchase, outcome: Transient) -> store.Timeouts:
+        """The row's timeouts after this attempt. Only a row that timed out while others were delivered is put off:
+        an outage looks the same for every row, and must not reorder them."""
+        if not outcome.timed_out:
+            return store.Timeouts()
+        starts = [*purchase.timeout_starts, purchase.attempted_at][-SLOW_TIMEOUTS:]
+        counted = store.Timeouts(purchase.timeouts_in_row + 1, starts)
+        if len(starts) < SLOW_TIMEOUTS or not await store.delivered_since(self.db, purchase, starts[0]):
+            return counted
+        defer = min(DEFERRAL * 2 ** min(purchase.deferrals, 16), DEFERRAL_MAX)
+        return replace(counted, deferrals=purchase.deferrals + 1, defer=defer)
+
+    async def _mail(self, purchase: store.ClaimedPurchase, delivered: Delivered, report: FlushReport) -> None:
+        """Tell the buyer, after the delivered write: a mail that fails must not cost them the access they have."""
+        if purchase.email is None:
+            return
+        mail = AccessMail(purchase.id, purchase.attempt, purchase.attempted_at, purchase.email, delivered.instructions)
+        match await self.outside.mailer.send(mail):
+            case MailSent():
+                report.mails_sent += 1
+            case MailNotSent(code):
+                report.mails_not_sent += 1
+                log.warning("fulfillment.mail_not_sent", code=code)
+            case never:
+                assert_never(never)
+
+    async def retrigger(self, purchase_id: int, *, actor: str, reason: str | None, force: bool) -> Retriggered:
+        """Set a purchase back to pending on a person's word, keep who and why, then flush.
+
+        Without force only a pending or failed one; with force also one that is in progress (its flush, if it lives,
+        loses it) or delivered (it is sent again). Raises Refusal: ``fulfillment_reason_missing`` (force without one),
+        ``fulfillment_purchase_unknown``, ``fulfillment_not_requeueable``.
+        """
+        if force and not (reason or "").strip():
+            raise Refusal("fulfillment_reason_missing")
+        async with self.db.transaction() as tx:
+            requeued = await store.requeue(tx, purchase_id, force=force)
+            if requeued is None:
+                stands = await store.find_state(tx, purchase_id)
+                if stands is None:
+                    raise Refusal("fulfillment_purchase_unknown", str(purchase_id))
+                why = "revoked" if stands.revoked_at else stands.fulfillment_state.value
+                raise Refusal("fulfillment_not_requeueable", f"purchase {purchase_id} is {why}")
+            before = FulfillmentState(PURCHASES.edges[requeued.edge].source or "")
+            await store.record_action(
+                tx,
+                actor=actor,
+                verb="fulfillment.force" if force else "fulfillment.retrigger",
+                target=f"purchase:{purchase_id}",
+                reason=(reason or "").strip() or "re-triggered",
+                before=before,
+                after=FulfillmentState.PENDING,
+            )
+        report = await self.flush()
+        after = await store.find_state(self.db, purchase_id)
+        return Retriggered(purchase_id, before, after.fulfillment_state if after else FulfillmentState.PENDING, report)

@@ -1,0 +1,467 @@
+"""GitHub: a collaborator's invitation to one repository. The one file to replace for another product.
+
+Nothing else of the slice knows GitHub. In comes an ``InviteRequest``, out goes one of four outcomes; no vendor type and
+no exception crosses. Every answer is read whole: GitHub says "slow down" in headers, in seconds, as a date or in words
+alone, and one 404 says both "no such account" and "your token cannot see the repository".
+
+    InviteSettings, open_inviter   what the slice's card wires
+    GitHubInviter.invite           still the same person? · did the last call arrive? · PUT · if need be, one question
+    judge                          a PUT's answer -> an outcome, or the question that leads to one
+"""
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import quote, urljoin, urlsplit
+
+import httpx
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from services.fulfillment.machine import (
+    Config,
+    Delivered,
+    Invitation,
+    InviteRequest,
+    Outcome,
+    Pause,
+    Terminal,
+    Transient,
+)
+from services.kernel.errors import Retryable
+from services.kernel.gate import Gates, vendor
+from services.kernel.service import OnClose
+from services.kernel.settings import SliceSettings
+from services.vendors.http import http_client
+
+log = structlog.get_logger()
+
+GATE: Final = "github"
+API_VERSION: Final = "2026-03-10"
+USER_AGENT: Final = "rowclaim"
+INVITE_BOUND_S: Final = 12.0
+"""GitHub itself gives a request up after ten seconds."""
+LOOK_BOUND_S: Final = 5.0
+
+PAUSE_MIN_S: Final = 1.0
+PAUSE_MAX_S: Final = 3600.0
+QUOTA_PAUSE: Final = timedelta(hours=2)
+"""Fifty invitations a repository in any 24 hours: asking again within minutes only adds refusals."""
+PAGE_SIZE: Final = 100
+PAGES_MAX: Final = 5
+"""Of open invitations looked through. Past them the invitation is sent anew: it cannot be doubled, only announced
+twice."""
+REASON_CHARS_MAX: Final = 500
+
+RATE_WORDS: Final = re.compile(r"secondary rate|rate limit|abuse", re.IGNORECASE)
+PERSONAL_WORDS: Final = re.compile(r"organization-owned repositor", re.IGNORECASE)
+HIGHER_ROLE_WORDS: Final = re.compile(r"cannot assign .* permission", re.IGNORECASE)
+OWNER_WORDS: Final = re.compile(r"owner cannot be|yourself|already a collaborator", re.IGNORECASE)
+QUOTA_WORDS: Final = re.compile(r"(limit|too many|maximum).*invit|invit.*(limit|maximum|per day)", re.IGNORECASE)
+
+
+# ------------------------------------------------------------------------------------------------------------- wiring
+class InviteSettings(SliceSettings):
+    """What only this product needs to know."""
+
+    github_api_url: str = "https://api.github.com"
+    """Base of GitHub's REST API."""
+    github_token: SecretStr
+    """May invite to the repository, and may read users."""
+    github_repository: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*$")
+    ]
+    """``owner/name`` of what is sold."""
+    github_permission: str = "pull"
+    """Empty: none is sent. A personal repository refuses any, and lets every guest push."""
+    github_pace_s: Annotated[float, Field(ge=0)] = 1.0
+    """Least seconds between the starts of two calls, over all processes: GitHub asks for no more than one a second."""
+
+
+def paces(settings: InviteSettings) -> dict[str, float]:
+    """How fast the gates may let calls through."""
+    return {GATE: settings.github_pace_s}
+
+
+def open_inviter(settings: InviteSettings, gates: Gates, on_close: OnClose) -> "GitHubInviter":
+    """The product's gateway, over an HTTP client of its own that ends with the process."""
+    http = http_client()
+    on_close(http.aclose)
+    return GitHubInviter(settings, http, gates)
+
+
+# --------------------------------------------------------------------------------------------- what GitHub may answer
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer. ``headers`` in lower case; ``body``: its JSON, None where it is none."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str = ""
+    body: Any = None
+    next_url: str | None = None
+    """The next page of a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """``maybe_acted``: GitHub may have done what it was asked."""
+
+    code: str
+    maybe_acted: bool = False
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Invited:
+    """GitHub invited the person, now or earlier; they must accept."""
+
+    invitation: Invitation
+
+
+@dataclass(frozen=True, slots=True)
+class HasAccess:
+    """The person is a collaborator already."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskWhoseLogin:
+    """A 404: a typo of the buyer's, or a fault of ours? The account decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskAccess:
+    """Refused because the person is more than a guest? If they have access all is well, else ``otherwise``."""
+
+    otherwise: Terminal | Config
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """The repository was renamed or transferred."""
+
+    location: str
+
+
+Verdict = Invited | HasAccess | AskWhoseLogin | AskAccess | Follow | Terminal | Transient | Config
+
+
+class _Account(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    id: int
+    login: str
+    type: str | None = None
+
+
+class _Invitation(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    id: int
+    invitee: _Account | None = None
+    created_at: datetime | None = None
+    html_url: str | None = None
+    expired: bool = False
+
+
+# -------------------------------------------------------------------------------------------------- judging an answer
+def judge(answer: Answer | NoAnswer) -> Verdict:
+    """What the answer to an invitation means: an outcome, or the question that leads to one."""
+    match answer:
+        case Answer(status=201):
+            # Invited even when the body cannot be read: asking again would only notify the person twice.
+            made = _read(_Invitation, answer.body)
+            return Invited(_invitation(made) if made else Invitation())
+        case Answer(status=204):
+            return HasAccess()
+        case Answer(status=404):
+            return AskWhoseLogin()
+        case Answer(status=422):
+            return _unprocessable(answer)
+        case Answer(status=301 | 302 | 307 | 308, headers={"location": location}):
+            return Follow(location)
+        case _:
+            return trouble(answer, acting=True)
+
+
+def trouble(answer: Answer | NoAnswer, *, acting: bool) -> Transient | Config:
+    """What an answer means that decides nothing about the person: GitHub's trouble, or ours.
+
+    ``acting``: the call was to change something, and may have.
+    """
+    if isinstance(answer, NoAnswer):
+        maybe = acting and answer.maybe_acted
+        return Transient(answer.code, "GitHub did not answer.", ask_first=maybe, timed_out=answer.timed_out)
+    reason = _reason(answer)
+    if answer.status in (403, 429) and (pause := _rate_refusal(answer)) is not None:
+        return Transient("rate_limited", reason, pause=pause)
+    if answer.status == 409:
+        return Transient("conflict", reason)
+    if answer.status == 408 or answer.status >= 500 or answer.status < 300:
+        # A proxy's error says nothing about what stood behind it, and an unknown success may be one.
+        return Transient("vendor_trouble", reason, ask_first=acting)
+    return Config(f"http_{answer.status}", reason)
+
+
+def _rate_refusal(answer: Answer) -> Pause | None:
+    """How long GitHub wants to be left alone; None: this refusal is about our rights, not our pace.
+
+    Instants are measured against the answer's own ``Date``, never against this machine's clock.
+    """
+    said = answer.headers.get("retry-after", "").strip()
+    if said:
+        return Pause(_clamped(float(said[:12])) if said.isdecimal() else _until(answer, _http_date(said)))
+    if answer.headers.get("x-ratelimit-remaining", "").strip() == "0":
+        return Pause(_until(answer, _epoch(answer.headers.get("x-ratelimit-reset", ""))))
+    if answer.status == 429 or RATE_WORDS.search(answer.text):
+        return Pause()
+    return None
+
+
+def _until(answer: Answer, instant: datetime | None) -> timedelta | None:
+    now = _http_date(answer.headers.get("date", ""))
+    return None if now is None or instant is None else _clamped((instant - now).total_seconds())
+
+
+def _clamped(seconds: float) -> timedelta:
+    return timedelta(seconds=min(max(seconds, PAUSE_MIN_S), PAUSE_MAX_S))
+
+
+def _epoch(seconds: str) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(int(seconds), UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _http_date(text: str) -> datetime | None:
+    try:
+        date = parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+
+
+def _unprocessable(answer: Answer) -> AskAccess | Terminal | Transient | Config:
+    """One status for a dozen reasons; only the words tell them apart."""
+    reason = _reason(answer)
+    if PERSONAL_WORDS.search(reason):
+        return Config("personal_repository", reason)
+    if HIGHER_ROLE_WORDS.search(reason):
+        return AskAccess(otherwise=Config("role_is_higher", reason))
+    if QUOTA_WORDS.search(reason):
+        return Transient("invitation_quota", reason, pause=Pause(QUOTA_PAUSE), attention="invitation_quota")
+    unexplained = Terminal("unexplained_refusal", reason, unexplained=True)
+    return AskAccess(otherwise=unexplained) if OWNER_WORDS.search(reason) else unexplained
+
+
+def _reason(answer: Answer) -> str:
+    """GitHub's own words, for operators: in one line, storable, and of bounded length."""
+    words: list[object] = []
+    if isinstance(answer.body, dict):
+        words.append(answer.body.get("message"))
+        errors = answer.body.get("errors")
+        for error in errors if isinstance(errors, list) else []:
+            words.append((error.get("message") or error.get("code")) if isinstance(error, dict) else error)
+    text = ": ".join(str(word) for word in words if word) or answer.text or "no words"
+    line = " ".join(text[:REASON_CHARS_MAX].encode("utf-8", "replace").decode("utf-8").replace("\0", "").split())
+    return f"HTTP {answer.status}: {line}"
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def _read(model: type[ModelT], body: object) -> ModelT | None:
+    try:
+        return model.model_validate(body)
+    except ValidationError:
+        return None
+
+
+def _invitation(made: _Invitation) -> Invitation:
+    at = made.created_at
+    return Invitation(
+        id=made.id,
+        url=made.html_url,
+        account_id=made.invitee.id if made.invitee else None,
+        created_at=at if at is None or at.tzinfo else at.replace(tzinfo=UTC),
+    )
+
+
+def path_segment(login: str) -> str:
+    """The whole login as one segment of a path, whatever it holds: a slash or two dots would reach another endpoint."""
+    return quote(login, safe="") if login.strip(".") else "%2E" * len(login)
+
+
+# ------------------------------------------------------------------------------------------------------- the gateway
+class GitHubInviter:
+    """The flow's ``Inviter``."""
+
+    def __init__(self, settings: InviteSettings, http: httpx.AsyncClient, gates: Gates) -> None:
+        self._http = http
+        self._api = settings.github_api_url.rstrip("/")
+        self._named = settings.github_repository
+        self._repository = f"{self._api}/repos/{settings.github_repository}"
+        self._permission = {"permission": settings.github_permission} if settings.github_permission else None
+        self._headers = {
+            "accept": "application/vnd.github+json",
+            "authorization": f"Bearer {settings.github_token.get_secret_value()}",
+            "user-agent": USER_AGENT,
+            "x-github-api-version": API_VERSION,
+        }
+        self.gates = gates
+        self.gate = GATE
+
+    async def invite(self, request: InviteRequest) -> Outcome:
+        """Give one person access to the repository. The caller bounds it; nothing is raised for GitHub's trouble."""
+        login = path_segment(request.handle)
+        verdict: Verdict | None = None
+        if request.account_id is not None:
+            verdict = await self._somebody_else(login, request.account_id)
+        if verdict is None and request.ask_first:
+            verdict = await self._already_there(login, request)
+        if verdict is None:
+            verdict = await self._put(f"{self._repository}/collaborators/{login}")
+        if isinstance(verdict, AskAccess):
+            verdict = await self._access(login) or verdict.otherwise
+        match verdict:
+            case Invited(invitation):
+                accept = invitation.url or f"https://github.com/{self._named}/invitations"
+                return Delivered(
+                    f"GitHub has invited your account {request.handle} to {self._named}.\n"
+                    f"Please accept the invitation within seven days: {accept}",
+                    invitation=invitation,
+                )
+            case HasAccess():
+                return Delivered(
+                    f"Your GitHub account {request.handle} has access to {self._named}:\n"
+                    f"https://github.com/{self._named}",
+                    already_had_access=True,
+                )
+            case AskWhoseLogin():
+                return await self._whose(login)
+            case Follow():
+                return Config("moved", "The repository's address redirects to another host, or more than once.")
+            case outcome:
+                return outcome
+
+    async def _somebody_else(self, login: str, account_id: int) -> Terminal | Transient | Config | None:
+        """Has the login that was checked before the payment become another person's? None: go on."""
+        answer = await self._look(f"{self._api}/users/{login}")
+        match answer:
+            case Answer(status=200):
+                account = _read(_Account, answer.body)
+                if account is None or account.id == account_id:
+                    return None
+                return Terminal("login_changed_hands", "The login is another account's than when it was checked.")
+            case Answer(status=404):
+                return None  # the invitation will tell, and ask once more
+            case _:
+                decided = trouble(answer, acting=False)
+        # A 403 without a reason is what GitHub answers for some renamed accounts; it is no word about our token.
+        return None if isinstance(decided, Config) and decided.code == "http_403" else decided
+
+    async def _already_there(self, login: str, request: InviteRequest) -> Verdict | None:
+        """Did the call whose answer we never got arrive? None: no."""
+        if (found := await self._access(login)) is not None:
+            return found
+        url = f"{self._repository}/invitations?per_page={PAGE_SIZE}"
+        for _ in range(PAGES_MAX):
+            answer = await self._look(url)
+            if not isinstance(answer, Answer) or answer.status != 200 or not isinstance(answer.body, list):
+                return trouble(answer, acting=False)
+            for listed in answer.body:
+                made = _read(_Invitation, listed)
+                if made is not None and not made.expired and made.invitee is not None and _is(made.invitee, request):
+                    return Invited(_invitation(made))
+            following = self._within_api(url, answer.next_url) if answer.next_url else None
+            if following is None:
+                break
+            url = following
+        return None
+
+    async def _access(self, login: str) -> HasAccess | Transient | Config | None:
+        """Is the person a collaborator? None: no (or the repository is out of our sight, which others will tell)."""
+        answer = await self._look(f"{self._repository}/collaborators/{login}")
+        match answer:
+            case Answer(status=204):
+                return HasAccess()
+            case Answer(status=404):
+                return None
+            case _:
+                return trouble(answer, acting=False)
+
+    async def _whose(self, login: str) -> Terminal | Transient | Config:
+        """After a 404: a login nobody has is the buyer's to correct; a person's means that we cannot see the
+        repository, and blames nobody; anything else decides nothing."""
+        answer = await self._look(f"{self._api}/users/{login}")
+        if isinstance(answer, Answer) and answer.status == 404:
+            return Terminal("no_such_account", "GitHub knows no account by this name.")
+        account = _read(_Account, answer.body) if isinstance(answer, Answer) and answer.status == 200 else None
+        if account is None or account.type is None:
+            decided = trouble(answer, acting=False)
+            return decided if isinstance(decided, Transient) else Transient("lookup_inconclusive", decided.reason)
+        if account.type == "User":
+            return Config("repository_out_of_sight", "The account exists, so the token cannot see the repository.")
+        return Terminal("not_a_person", f"An account of type {account.type} cannot accept an invitation.")
+
+    async def _put(self, url: str) -> Verdict:
+        """Invite, following the repository once to where it moved."""
+        verdict = judge(await self._answer(self._send_invitation, url))
+        if isinstance(verdict, Follow) and (moved := self._within_api(url, verdict.location)):
+            log.warning("fulfillment.repository_moved")
+            verdict = judge(await self._answer(self._send_invitation, moved))
+        return verdict
+
+    async def _look(self, url: str) -> Answer | NoAnswer:
+        answer = await self._answer(self._look_up, url)
+        if isinstance(answer, Answer) and isinstance(judge(answer), Follow):
+            moved = self._within_api(url, answer.headers["location"])
+            answer = await self._answer(self._look_up, moved) if moved else answer
+        return answer
+
+    def _within_api(self, url: str, location: str) -> str | None:
+        """Where ``location`` leads, if it stays with this API: the token goes nowhere else."""
+        try:
+            target = urljoin(url, location)
+            own, other = urlsplit(self._api), urlsplit(target)
+            return (
+                target if (own.scheme, own.hostname, own.port) == (other.scheme, other.hostname, other.port) else None
+            )
+        except ValueError:
+            return None
+
+    async def _answer(self, call: Callable[[str], Awaitable[httpx.Response]], url: str) -> Answer | NoAnswer:
+        """Make one call and read its answer; whatever goes wrong on the way is a value."""
+        try:
+            response = await call(url)
+        except Retryable as error:  # the gate closed meanwhile, or the database that keeps it is lost
+            return NoAnswer(error.code.name)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.InvalidURL):
+            return NoAnswer("unreachable")
+        except (TimeoutError, httpx.TimeoutException):
+            return NoAnswer("timed_out", maybe_acted=True, timed_out=True)
+        except httpx.HTTPError:
+            return NoAnswer("cut_off", maybe_acted=True)
+        try:
+            body = json.loads(response.content)
+        except (ValueError, RecursionError):
+            body = None
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        return Answer(response.status_code, headers, response.text, body, response.links.get("next", {}).get("url"))
+
+    @vendor(GATE, bound_s=INVITE_BOUND_S)
+    async def _send_invitation(self, url: str) -> httpx.Response:
+        return await self._http.put(url, headers=self._headers, json=self._permission)
+
+    @vendor(GATE, bound_s=LOOK_BOUND_S)
+    async def _look_up(self, url: str) -> httpx.Response:
+        return await self._http.get(url, headers=self._headers)
+
+
+def _is(invitee: _Account, request: InviteRequest) -> bool:
+    if request.account_id is not None:
+        return invitee.id == request.account_id
+    return invitee.login.lower() == request.handle.lower()

@@ -1,0 +1,1 @@
+"""How the world asks: senders over HTTP (``webhooks``), operators at the command line (``commands``)."""

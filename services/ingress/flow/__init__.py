@@ -1,0 +1,5 @@
+"""The chapters, in the order of an event's life.
+
+- ``intake``: a webhook comes in, is verified, stored, rung for and answered.
+- ``repair``: an operator has stored events worked on once more (``replay``, ``unpark``).
+"""

@@ -1,0 +1,70 @@
+"""A vendor that says what a test wrote down for it. It knows no product: `product.py` finds the wire format."""
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Says(StrEnum):
+    """What the vendor answers to one delivery."""
+
+    YES = "yes"
+    HAD_IT = "had_it"
+    """Delivered, and had been before."""
+    NO = "no"
+    """This buyer cannot be served; the vendor says why."""
+    NO_BECAUSE = "no_because"
+    """Refused, for a reason nobody knows."""
+    TROUBLE = "trouble"
+    """It is down."""
+    WAIT = "wait"
+    """Too fast; come back in half a minute."""
+    YOUR_FAULT = "your_fault"
+    """Our key is no good."""
+    NOTHING = "nothing"
+    """It takes the request and never answers."""
+    CUT_OFF = "cut_off"
+    """It delivers, and the answer is lost."""
+
+
+@dataclass(slots=True)
+class Vendor:
+    """Answers each handle's deliveries from its script, oldest line first; without one, yes."""
+
+    calls: list[str] = field(default_factory=list)
+    """Whom a delivery was asked for, in order."""
+    questions: list[str] = field(default_factory=list)
+    """Look-ups, which deliver nothing."""
+    delivered: list[str] = field(default_factory=list)
+    """To whom something was handed out; twice for a repetition."""
+    started_at: list[float] = field(default_factory=list)
+    in_flight_max: int = 0
+    before: Callable[[str], Awaitable[None]] | None = None
+    """Run while a delivery is in flight, before its answer."""
+    _script: dict[str, deque[Says]] = field(default_factory=lambda: defaultdict(deque))
+    _in_flight: int = 0
+
+    def say(self, handle: str, *answers: Says) -> None:
+        """Write down the next answers for a handle."""
+        self._script[handle].extend(answers)
+
+    async def asked(self, handle: str) -> Says:
+        """A delivery arrives. NOTHING never returns."""
+        self.calls.append(handle)
+        self.started_at.append(asyncio.get_running_loop().time())
+        self._in_flight += 1
+        self.in_flight_max = max(self.in_flight_max, self._in_flight)
+        try:
+            if self.before is not None:
+                await self.before(handle)
+            await asyncio.sleep(0)
+            says = self._script[handle].popleft() if self._script[handle] else Says.YES
+            if says is Says.NOTHING:
+                await asyncio.Event().wait()
+            if says in (Says.YES, Says.CUT_OFF):
+                self.delivered.append(handle)
+            return says
+        finally:
+            self._in_flight -= 1
