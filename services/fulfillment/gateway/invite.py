@@ -72,7 +72,9 @@ class InviteSettings(SliceSettings):
     """Base of GitHub's REST API."""
     github_token: SecretStr
     """May invite to the repository, and may read users."""
-    github_repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$")]
+    github_repository: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*$")
+    ]
     """``owner/name`` of what is sold."""
     github_permission: str = "pull"
     """Empty: none is sent. A personal repository refuses any, and lets every guest push."""
