@@ -70,7 +70,9 @@ class InviteSettings(SliceSettings):
 
     github_api_url: str = "https://api.github.com"
     github_token: SecretStr
-    github_repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*$")]
+    github_repository: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*$")
+    ]
     """``owner/name`` of what is sold."""
     github_permission: str = "pull"
     """Empty: none is sent. A personal repository refuses any, and lets every guest push."""
