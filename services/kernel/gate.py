@@ -166,7 +166,7 @@ class Gates:
         await self._space(vendor)
 
     async def _space(self, vendor: str) -> None:
-        """Let the pace pass since this process's last call ended, too: a slot says when a caller may begin, and whatever
+        """Let the pace pass since this process's last call ended, too: a slot says when a caller may begin, and what
         comes between slot and call (a claim, a loaded machine, the way there) would bring the next caller nearer."""
         pace_s = self._pace.get(vendor, timedelta()).total_seconds()
         now = asyncio.get_running_loop().time()

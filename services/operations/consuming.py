@@ -92,7 +92,7 @@ def sweep(
         await run_tasks(process, {f"sweep:{sweep.name}": partial(run_sweep, sweep) for sweep in sweeps})
         return {}
 
-    counts = terminal.run_process("sweep", services, main, own_signals=True)
+    counts = terminal.run_process("sweep", services, main, own_signals=not once)
     terminal.show(counts, as_json=as_json)
 
 

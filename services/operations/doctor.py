@@ -61,7 +61,7 @@ def doctor(
     else:
         for finding in findings:
             if finding.ok:
-                OUT.print(f"ok     {finding.check}: {finding.seen}", highlight=False, markup=False)
+                OUT.print(f"ok     {finding.check}: {finding.seen}", markup=False)
         for error in faults:
             tell(error)
     if faults:

@@ -9,6 +9,7 @@ import pytest
 import structlog
 from prometheus_client import REGISTRY
 
+from services.ingress.flow import intake as intake_module
 from services.ingress.flow.intake import Intake, Outside, Verifier
 from services.ingress.machine import Headers, Rejected, Rejection, Source, Verdict, Verified
 from services.kernel import doors, inbox
@@ -21,7 +22,7 @@ from services.kernel.triggers import Doorbell, Kafka, Publisher
 from services.kernel.worker import Worker
 from services.sandbox.embedded.process import free_ports
 from tests.fixtures.database import Clock, Connect
-from tests.ingress.conftest import FULFILLMENT, Door, OpenDoor, RecordingBell, Stored, make_door
+from tests.ingress.conftest import FULFILLMENT, Door, OpenDoor, Stored, make_door
 from tests.ingress.signing import NEW, OLD, stripe_event, stripe_headers
 from tests.waiting import wait_until
 
@@ -160,8 +161,7 @@ async def test_with_the_broker_down_an_event_is_2xx_twice_one_row_and_its_work_d
         return REGISTRY.get_sample_value("rowclaim_rings_total", {"topic": STRIPE, "result": "unpublished"}) or 0.0
 
     before = unpublished()
-    deaf = make_door(door.db, RecordingBell())
-    deaf.bell.ring = doorbell.ring  # type: ignore[method-assign]
+    deaf = make_door(door.db, doorbell)
     body = stripe_event()
     assert (await deaf.stripe(body)).status_code == 202
     await wait_until(lambda: unpublished() == before + 1, within_s=10, what="the first ring is lost")
@@ -309,6 +309,21 @@ async def test_a_lock_that_outlasts_the_single_path_is_a_503(
     assert (answer.status_code, answer.json()["code"]) == (503, "database_busy")
     await table.rollback()
     assert await stored.nothing()
+
+
+async def test_a_database_that_does_not_answer_is_told_while_the_sender_listens(
+    door: Door, owner: "asyncpg.Connection[asyncpg.Record]", stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake_module, "ANSWER_WITHIN_S", 0.2)
+    table = owner.transaction()
+    await table.start()
+    await owner.execute("lock table event_ids in access exclusive mode")
+    answer = await door.stripe(stripe_event())
+    assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
+    await table.rollback()
+    await door.intake.close()
+    assert (await door.stripe(stripe_event())).json() == {"event": "duplicate"}, "it was stored after all"
+    assert len(await stored.events()) == 1
 
 
 async def test_close_waits_for_the_requests_taken(door: Door, owner: "asyncpg.Connection[asyncpg.Record]") -> None:
