@@ -48,17 +48,6 @@ class Slot:
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """A gate as operators see it."""
-
-    vendor: str
-    closed_until: datetime | None
-    reason: str | None
-    closed_by: str | None
-    refusals: int
-
-
 # Zero rows: the gate is closed. The clock, not the transaction's instant: a reservation may have waited for another's.
 RESERVE: Final[LiteralString] = """
 insert into vendor_gates as g (vendor, next_start_at) values ($1, rowclaim_clock() + $2::interval)
@@ -89,25 +78,6 @@ on conflict (vendor) do update set
 
 SUCCEED: Final[LiteralString] = """
 update vendor_gates set refusals = 0 where vendor = $1 and refusals > 0"""
-
-OPEN: Final[LiteralString] = """
-update vendor_gates set closed_until = null, reason = null, closed_by = null, closed_at = null, refusals = 0
-where vendor = $1 and closed_until > rowclaim_now()"""
-
-GATES: Final[LiteralString] = """
-select vendor, case when closed_until > rowclaim_now() then closed_until end as closed_until,
-       reason, closed_by, refusals
-from vendor_gates order by vendor"""
-
-
-async def list_gates(tx: Tx) -> list[Gate]:
-    """Every vendor that was ever called through a gate; ``closed_until`` None: open."""
-    return await tx.rows(Gate, GATES)
-
-
-async def open_gate(tx: Tx, vendor: str) -> bool:
-    """Open a closed gate on a person's word; False: it was open."""
-    return await tx.execute(OPEN, vendor) == 1
 
 
 class Gates:
