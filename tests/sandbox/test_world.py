@@ -41,7 +41,7 @@ async def test_a_world_is_served_again_with_what_it_knows(world: World) -> None:
         plain(headers=HEADERS) as github,
     ):
         with pytest.raises(httpx.ReadTimeout):
-            await github.get(f"{urls.github}/users/hubot", timeout=0.1)
+            await github.get(f"{urls.github}/users/hubot", timeout=httpx.Timeout(30, read=0.1))
         assert (await github.get(f"{urls.github}/users/hubot")).status_code == 200
         await wait_until(lambda: world.log.entries()[0].ended_at, within_s=5, what="the hang ends")
 

@@ -20,5 +20,5 @@ HEADERS = {
 @pytest.fixture
 async def github(urls: Urls) -> AsyncIterator[httpx.AsyncClient]:
     """Speaks to the sandbox's GitHub as its API asks for, with the seeded token."""
-    async with plain(base_url=urls.github, headers=HEADERS, timeout=5) as client:
+    async with plain(base_url=urls.github, headers=HEADERS, timeout=30) as client:
         yield client

@@ -33,7 +33,7 @@ SESSION: Any = {
 @pytest.fixture
 async def client(urls: Urls) -> AsyncIterator[stripe.StripeClient]:
     """Stripe's library over httpx, no retries of its own."""
-    http = stripe.HTTPXClient(timeout=5, allow_sync_methods=False, verify_ssl_certs=False)
+    http = stripe.HTTPXClient(timeout=30, allow_sync_methods=False, verify_ssl_certs=False)
     yield stripe.StripeClient(DEFAULT_KEY, base_addresses={"api": urls.stripe}, http_client=http, max_network_retries=0)
     await http.close_async()
 
@@ -42,7 +42,7 @@ async def client(urls: Urls) -> AsyncIterator[stripe.StripeClient]:
 async def raw(urls: Urls) -> AsyncIterator[httpx.AsyncClient]:
     """The wire itself, with a good key."""
     headers = {"authorization": f"Bearer {DEFAULT_KEY}"}
-    async with plain(base_url=urls.stripe, headers=headers, timeout=5) as http:
+    async with plain(base_url=urls.stripe, headers=headers, timeout=30) as http:
         yield http
 
 

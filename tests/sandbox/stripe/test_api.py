@@ -89,6 +89,11 @@ async def test_an_unknown_url_is_404(raw: httpx.AsyncClient, method: str, path: 
     assert (response.status_code, "Unrecognized request URL" in response.text) == (404, True)
 
 
+async def test_a_connected_account_is_not_played_silently(raw: httpx.AsyncClient) -> None:
+    response = await raw.get("/v1/events", headers={"stripe-account": "acct_1"})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "sandbox_not_played")
+
+
 async def test_every_answer_names_its_request(raw: httpx.AsyncClient) -> None:
     first, second = [(await raw.get("/v1/events")).headers for _ in range(2)]
     assert first["request-id"].startswith("req_")
@@ -243,7 +248,7 @@ async def test_a_500_that_is_not_kept_leaves_the_key_free(client: stripe.StripeC
 
 
 async def test_the_library_does_not_retry_a_500_that_says_so(urls: Urls, world: World) -> None:
-    http = stripe.HTTPXClient(timeout=5, allow_sync_methods=False, verify_ssl_certs=False)
+    http = stripe.HTTPXClient(timeout=30, allow_sync_methods=False, verify_ssl_certs=False)
     client = stripe.StripeClient(
         DEFAULT_KEY, base_addresses={"api": urls.stripe}, http_client=http, max_network_retries=2
     )
