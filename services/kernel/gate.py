@@ -24,8 +24,6 @@ SECONDS = Histogram("rowclaim_vendor_call_seconds", "How long calls to vendors t
 CLOSED_MIN: Final = timedelta(seconds=1)
 REFUSAL_FLOOR: Final = timedelta(seconds=60)
 REFUSAL_CAP: Final = timedelta(hours=1)
-PACE_MARGIN: Final = 1.01
-"""Starts a pace apart here must not arrive nearer there: the way is not equally long for every request."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -118,7 +116,7 @@ class Gates:
     def __init__(self, tx: Tx, *, pace_s: Mapping[str, float] | None = None) -> None:
         self._tx = tx
         self._pace = {vendor: timedelta(seconds=pace) for vendor, pace in (pace_s or {}).items()}
-        self._started_at: dict[str, float] = {}
+        self._busy_until: dict[str, float] = {}
 
     async def reserve(self, vendor: str) -> Go | Closed:
         """Reserve the next start, wait for it, and look at the gate again: it may have closed meanwhile.
@@ -168,16 +166,18 @@ class Gates:
         await self._space(vendor)
 
     async def _space(self, vendor: str) -> None:
-        """Hold this process's starts apart: a slot is when a caller may begin, and whatever comes between the slot and
-        the call (a claim, a loaded machine) makes it late, and the next caller's slot too near."""
-        pace_s = self._pace.get(vendor, timedelta()).total_seconds() * PACE_MARGIN
-        if pace_s == 0:
-            return
+        """Let the pace pass since this process's last call ended, too: a slot says when a caller may begin, and what
+        comes between slot and call (a claim, a loaded machine, the way there) would bring the next caller nearer."""
+        pace_s = self._pace.get(vendor, timedelta()).total_seconds()
         now = asyncio.get_running_loop().time()
-        start_at = max(now, self._started_at.get(vendor, now - pace_s) + pace_s)
-        self._started_at[vendor] = start_at
+        start_at = max(now, self._busy_until.get(vendor, now - pace_s) + pace_s)
+        self._busy_until[vendor] = start_at
         if start_at > now:
             await asyncio.sleep(start_at - now)
+
+    def ended(self, vendor: str) -> None:
+        """A call of this process's is over."""
+        self._busy_until[vendor] = max(self._busy_until[vendor], asyncio.get_running_loop().time())
 
 
 _reserved: ContextVar[str | None] = ContextVar("reserved_slot", default=None)
@@ -218,6 +218,7 @@ def vendor(name: str, *, bound_s: float) -> Callable[[Call[G, P, T]], Call[G, P,
                 result = "timed_out"
                 raise
             finally:
+                self.gates.ended(name)
                 CALLS.labels(name, call.__name__, result).inc()
 
         return gated

@@ -48,8 +48,8 @@ class Subscription:
 
 
 # The order in ``fresh`` is the lock order: two batches with the same keys in opposite order would deadlock without it.
-# ``unfinished`` of an old event is read from the snapshot; a new one's deliveries are made here, if anybody is owed one:
-# most kinds that a sender sends are nobody's, and ring for nobody.
+# ``unfinished`` of an old event is read from the snapshot; a new one's deliveries are made here, if anybody is owed
+# one: most kinds that a sender sends are nobody's, and ring for nobody.
 ARRIVE: Final[LiteralString] = """
 with arrived as materialized (
   select distinct on (source, external_id) source, external_id, kind, body, parked_reason
