@@ -11,6 +11,7 @@ from services.sandbox.faults import Act, Fault, Instant, InstantStyle, Moment, R
 from services.sandbox.github.world import DEFAULT_REPOSITORY
 from services.sandbox.log import Ending, Vendor
 from services.sandbox.world import Urls, World
+from tests.sandbox.clients import plain
 from tests.sandbox.github.conftest import HEADERS
 from tests.waiting import wait_until
 
@@ -25,7 +26,7 @@ def fault(act: Act = Act.ANSWER, **conditions: Any) -> Fault:
 @pytest.fixture
 async def http(urls: Urls, world: World) -> Any:
     world.github.add_account("hubot")
-    async with httpx.AsyncClient(base_url=urls.base, headers=HEADERS, trust_env=False, timeout=5) as client:
+    async with plain(base_url=urls.base, headers=HEADERS, timeout=30) as client:
         yield client
 
 
@@ -133,7 +134,7 @@ async def test_a_hang_lasts_until_the_caller_leaves(
 ) -> None:
     world.faults.add(fault(Act.HANG, at=at))
     with pytest.raises(httpx.ReadTimeout):
-        await http.put(f"{INVITE}/octocat", json={}, timeout=0.1)
+        await http.put(f"{INVITE}/octocat", json={}, timeout=httpx.Timeout(30, read=0.1))
     await wait_until(
         lambda: world.log.entries()[0].ending is Ending.UNHEARD, within_s=5, what="the sandbox notices who left"
     )
@@ -157,13 +158,13 @@ async def test_a_late_answer_is_the_truth(world: World, http: httpx.AsyncClient)
     assert response.status_code == 201
     entry = world.log.entries()[0]
     assert entry.ended_at is not None
-    assert (entry.ended_at - entry.arrived_at).total_seconds() >= 0.08
+    assert (entry.ended_at - entry.arrived_at).total_seconds() >= 0.07
 
 
 async def test_whoever_leaves_early_is_served_all_the_same(world: World, http: httpx.AsyncClient) -> None:
-    world.faults.add(fault(Act.LATE, delay_ms=200))
+    world.faults.add(fault(Act.LATE, delay_ms=500))
     with pytest.raises(httpx.ReadTimeout):
-        await http.put(f"{INVITE}/octocat", json={}, timeout=0.05)
+        await http.put(f"{INVITE}/octocat", json={}, timeout=httpx.Timeout(30, read=0.05))
     await wait_until(lambda: invited(world), within_s=5, what="the effect happens anyway")
     await wait_until(
         lambda: world.log.entries()[0].ending is Ending.UNHEARD, within_s=5, what="nobody was there to hear"
@@ -173,7 +174,7 @@ async def test_whoever_leaves_early_is_served_all_the_same(world: World, http: h
 async def test_a_stop_lets_go_of_everybody(world: World) -> None:
     world.faults.add(fault(Act.HANG, times=None))
     world.faults.add(Fault(Vendor.STRIPE, Act.LATE, delay_ms=60_000, times=None))
-    async with httpx.AsyncClient(headers=HEADERS, trust_env=False, timeout=30) as client:
+    async with plain(headers=HEADERS, timeout=30) as client:
         async with world.serve() as urls:
             key = {"authorization": "Bearer sk_test_rowclaim_sandbox"}
             asked = [

@@ -11,6 +11,7 @@ import pytest
 from services.sandbox.http import BODY_BYTES_MAX, Answer, Call, Door, Outcome
 from services.sandbox.log import Ending, RequestLog, Vendor
 from services.sandbox.server import serving
+from tests.sandbox.clients import plain
 
 
 @dataclass(slots=True)
@@ -41,7 +42,10 @@ def echo() -> Echo:
 @pytest.fixture
 async def http(log: RequestLog, echo: Echo) -> AsyncIterator[httpx.AsyncClient]:
     door = Door(Vendor.GITHUB, "/github", echo, log, asyncio.Event())
-    async with serving(door, 0) as base, httpx.AsyncClient(base_url=f"{base}/github", trust_env=False) as client:
+    async with (
+        serving(door, 0) as base,
+        plain(base_url=f"{base}/github") as client,
+    ):
         yield client
 
 

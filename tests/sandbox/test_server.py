@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from services.sandbox.server import PORTS, listen, serving
+from tests.sandbox.clients import plain
 from tests.sandbox.receiver import Receiver
 
 
@@ -31,7 +32,7 @@ async def test_answers_do_not_wait_for_acknowledgements() -> None:
 
 async def test_a_stopped_server_frees_its_port_and_its_connections() -> None:
     app = Receiver()
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with plain() as client:
         async with serving(app, 0) as base:
             assert (await client.post(base)).status_code == 200
         with pytest.raises(httpx.ConnectError):

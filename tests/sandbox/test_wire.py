@@ -31,15 +31,30 @@ NOW = datetime(2026, 3, 10, 12, 0, 0, 123456, tzinfo=UTC)
         (
             LoggedRequest,
             LoggedRequest(
-                3, Vendor.GITHUB, "PUT", "/a%2Fb", "q=1", {"user-agent": "u"}, 2, "ff", {"a": [1]}, NOW, None,
-                Ending.PENDING, None, "fault-1", None, "octocat", (1, 2),
+                3,
+                Vendor.GITHUB,
+                "PUT",
+                "/a%2Fb",
+                "q=1",
+                {"user-agent": "u"},
+                2,
+                "ff",
+                {"a": [1]},
+                NOW,
+                None,
+                Ending.PENDING,
+                None,
+                "fault-1",
+                None,
+                "octocat",
+                (1, 2),
             ),
         ),
         (Delivery, Delivery(1, Sender.CLERK, "ep", "msg", "user.created", "http://x", 2, NOW, NOW, None, "", "gone")),
         (wire.AddToken, wire.AddToken("s", "l", ("o/r",))),
         (list[wire.Mail], [wire.Mail("a@x", ("b@x",), "<1>", "s", "t", "aGk=")]),
     ],
-)  # fmt: skip
+)
 def test_round_trips(shape: Any, value: object) -> None:
     assert wire.decode(shape, wire.encode(value)) == value
 

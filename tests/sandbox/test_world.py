@@ -7,12 +7,13 @@ from services.sandbox.faults import Act, Fault
 from services.sandbox.log import Vendor
 from services.sandbox.stripe.api import DEFAULT_KEY
 from services.sandbox.world import Urls, World
+from tests.sandbox.clients import plain
 from tests.sandbox.github.conftest import HEADERS
 from tests.waiting import wait_until
 
 
 async def test_the_doors_stand_side_by_side(world: World, urls: Urls) -> None:
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with plain() as http:
         assert (await http.get(f"{urls.github}/users/octocat", headers=HEADERS)).status_code == 200
         key = {"authorization": f"Bearer {DEFAULT_KEY}"}
         assert (await http.get(f"{urls.stripe}/v1/events", headers=key)).status_code == 200
@@ -23,7 +24,7 @@ async def test_the_doors_stand_side_by_side(world: World, urls: Urls) -> None:
 
 async def test_both_vendors_live_by_one_clock(world: World, urls: Urls) -> None:
     world.clock.advance(10 * 365 * 24 * 3600)
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with plain() as http:
         dates = [
             (await http.get(f"{urls.github}/users/octocat", headers=HEADERS)).headers["date"],
             (await http.get(f"{urls.stripe}/v1/events")).headers["date"],
@@ -35,9 +36,12 @@ async def test_a_world_is_served_again_with_what_it_knows(world: World) -> None:
     async with world.serve():
         world.github.add_account("hubot")
     world.faults.add(Fault(Vendor.GITHUB, Act.HANG))
-    async with world.serve() as urls, httpx.AsyncClient(headers=HEADERS, trust_env=False) as github:
+    async with (
+        world.serve() as urls,
+        plain(headers=HEADERS) as github,
+    ):
         with pytest.raises(httpx.ReadTimeout):
-            await github.get(f"{urls.github}/users/hubot", timeout=0.1)
+            await github.get(f"{urls.github}/users/hubot", timeout=httpx.Timeout(30, read=0.1))
         assert (await github.get(f"{urls.github}/users/hubot")).status_code == 200
         await wait_until(lambda: world.log.entries()[0].ended_at, within_s=5, what="the hang ends")
 
@@ -47,6 +51,6 @@ async def test_worlds_know_nothing_of_each_other(world: World) -> None:
     async with world.serve() as here, other.serve() as there:
         assert here.base != there.base
         world.github.add_account("hubot")
-        async with httpx.AsyncClient(headers=HEADERS, trust_env=False) as github:
+        async with plain(headers=HEADERS) as github:
             assert (await github.get(f"{here.github}/users/hubot")).status_code == 200
             assert (await github.get(f"{there.github}/users/hubot")).status_code == 404
