@@ -12,7 +12,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 
 import httpcore  # noqa: F401 - httpx imports it at its first client; a warm parent has it
@@ -72,6 +73,41 @@ def run_child(work: Callable[[], Awaitable[object]], *, kill_at: int | None = No
     if status != 0:
         raise ChildFailed(f"wait status {status}\n{told}")
     return Ended(_points(told), killed=False)
+
+
+@contextmanager
+def forked(serving: Callable[[], AbstractAsyncContextManager[object]]) -> Iterator[None]:
+    """Servers that outlive whoever is killed: they listen inside ``serving()``, in a child that ends with the block."""
+    reader, writer = os.pipe()
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        os.close(reader)
+        die_with(parent)
+        _serve(serving, writer)
+    os.close(writer)
+    try:
+        with os.fdopen(reader) as report:
+            said = report.readline()
+        if said != "ready\n":
+            raise ChildFailed(f"a server did not start: {said}")
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _serve(serving: Callable[[], AbstractAsyncContextManager[object]], writer: int) -> None:
+    async def serve() -> None:
+        async with serving():
+            os.write(writer, b"ready\n")
+            os.close(writer)
+            await asyncio.Event().wait()
+
+    try:
+        asyncio.run(serve())
+    except BaseException as error:
+        os.write(writer, f"{error!r}\n".encode())
+    os._exit(FAILED)
 
 
 def die_with(parent: int) -> None:

@@ -2,12 +2,9 @@
 
 import asyncio
 import json
-import os
-import signal
-import socket
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from email import message_from_bytes
 from typing import Any
@@ -15,7 +12,7 @@ from typing import Any
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
 from services.sandbox.embedded.process import free_ports
-from tests.crash.child import die_with
+from tests.crash.child import forked
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,32 +75,20 @@ class Books:
 
 @contextmanager
 def outside() -> Iterator[OutsideUrls]:
-    """Both servers in a forked child, until the block ends."""
+    """Both servers in a process of their own, until the block ends."""
     office_at, mail_at = free_ports(2)
-    with socket.create_server(("127.0.0.1", office_at)) as office, socket.create_server(("127.0.0.1", mail_at)) as mail:
-        parent, child = os.getpid(), os.fork()
-        if child == 0:
-            die_with(parent)
-            _serve(office, mail)
-        try:
-            yield OutsideUrls(f"http://127.0.0.1:{office_at}", f"smtp://127.0.0.1:{mail_at}")
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
 
-
-def _serve(office: socket.socket, mail: socket.socket) -> None:
-    async def serve() -> None:
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[None]:
         books = Books()
-        await asyncio.start_server(_quietly(books), sock=office)
         loop = asyncio.get_running_loop()
-        await loop.create_server(lambda: SMTP(books, hostname="localhost"), sock=mail)
-        await asyncio.Event().wait()
+        office = await asyncio.start_server(_quietly(books), "127.0.0.1", office_at)
+        mail = await loop.create_server(lambda: SMTP(books, hostname="localhost"), "127.0.0.1", mail_at)
+        async with office, mail:
+            yield
 
-    try:
-        asyncio.run(serve())
-    finally:
-        os._exit(1)
+    with forked(serving):
+        yield OutsideUrls(f"http://127.0.0.1:{office_at}", f"smtp://127.0.0.1:{mail_at}")
 
 
 def _quietly(books: Books) -> Any:

@@ -5,9 +5,10 @@
     redrive               what happens next in the life of the system: another trigger, a reaper, a sweep
     judge                 compares the end with what must hold, knowing where the cut was
 
-With ``depth`` 2 the redrive is killed too, once at each of its own points, and driven again.
+With ``depth`` 2 the redrive is killed too, once at each of its own points, and driven again (``CRASH_DEPTH=2``).
 """
 
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.kernel.doors import Door
-from tests.crash.child import Ended, Point, run_child
+from tests.crash.child import Ended, run_child
 
 POINTS_MAX = 2_000
 
@@ -25,8 +26,8 @@ class World(Protocol):
 
     async def flow(self) -> None: ...
     async def redrive(self) -> None: ...
-    def judge(self, cuts: tuple[Point, ...]) -> list[str]:
-        """What is wrong with the end, in words; ``cuts`` is where processes were killed, in order."""
+    def judge(self, killed: tuple[Ended, ...]) -> list[str]:
+        """What is wrong with the end, in words; ``killed`` are the processes that died, each with all it crossed."""
         ...
 
     def seen_outside(self) -> Mapping[Door, int]:
@@ -49,11 +50,19 @@ class Report:
         return f"{self.points} ({', '.join(f'{door} {count}' for door, count in sorted(self.doors.items()))})"
 
 
-def sweep(make: Make, *, depth: int = 1, faults_max: int = 20) -> Report:
-    """Kill at every point, or until so many faults are found. The caller asserts that ``faults`` is empty."""
+DEPTH = int(os.environ.get("CRASH_DEPTH", "1"))
+"""1: every point of the flow. 2: at each of those, every point of what follows as well; minutes, hence not always."""
+
+
+def sweep(make: Make, *, depth: int = DEPTH, part: int = 0, parts: int = 1, faults_max: int = 20) -> Report:
+    """Kill at every point, or until so many faults are found. The caller asserts that ``faults`` is empty.
+
+    ``part`` of ``parts``: every so-many-th point alone, for sweeps that share the work.
+    """
     report = Report()
-    _check_doors(make, report)
-    for nth in range(1, POINTS_MAX):
+    if part == 0:
+        _check_doors(make, report)
+    for nth in range(1 + part, POINTS_MAX, parts):
         if len(report.faults) >= faults_max:
             return report
         with make() as world:
@@ -62,7 +71,7 @@ def sweep(make: Make, *, depth: int = 1, faults_max: int = 20) -> Report:
                 report.faults += _judged(world, (), world.redrive)
                 return report
             _count(report, first)
-            report.faults += _judged(world, _cuts(first), world.redrive)
+            report.faults += _judged(world, (first,), world.redrive)
         if depth > 1:
             _sweep_redrive(make, nth, report)
     raise AssertionError(f"more than {POINTS_MAX} points: a flow that does not end")
@@ -73,20 +82,20 @@ def _sweep_redrive(make: Make, first_at: int, report: Report) -> None:
         with make() as world:
             first = run_child(world.flow, kill_at=first_at)
             second = run_child(world.redrive, kill_at=nth)
-            report.faults += _judged(world, _cuts(first, second), world.redrive)
+            report.faults += _judged(world, tuple(end for end in (first, second) if end.killed), world.redrive)
             if not second.killed:
                 return
             _count(report, second)
 
 
-def _judged(world: World, cuts: tuple[Point, ...], redrive: Callable[[], Awaitable[None]]) -> Iterator[str]:
+def _judged(world: World, killed: tuple[Ended, ...], redrive: Callable[[], Awaitable[None]]) -> Iterator[str]:
     try:
         run_child(redrive)
-        wrong = world.judge(cuts)
+        wrong = world.judge(killed)
     except AssertionError as error:
         wrong = [str(error)]
     for fault in wrong:
-        yield f"killed {' then '.join(map(str, cuts)) or 'nowhere'}: {fault}"
+        yield f"killed {' then '.join(str(end.cut) for end in killed) or 'nowhere'}: {fault}"
 
 
 def _check_doors(make: Make, report: Report) -> None:
@@ -102,7 +111,3 @@ def _count(report: Report, ended: Ended) -> None:
     if ended.cut is not None:
         report.points += 1
         report.doors[ended.cut.door] += 1
-
-
-def _cuts(*ended: Ended) -> tuple[Point, ...]:
-    return tuple(end.cut for end in ended if end.cut is not None)

@@ -1,7 +1,6 @@
 """The toy under the sweep; and flows broken on purpose, which the sweep must not let pass."""
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,14 +19,13 @@ from tests.conformance.test_letters import TOY
 from tests.conformance.toy import store
 from tests.conformance.toy.flow import LEASE, Outcome, Posted, flush
 from tests.conformance.toy.gateway import PostOffice, tell
-from tests.crash.child import Point
+from tests.crash.child import Ended, Point
 from tests.crash.outside import OutsideUrls, outside
 from tests.crash.plugin import Record
 from tests.crash.sweep import Make, World, sweep
 from tests.fixtures.database import Server
 
 REFERENCES = ("a", "b")
-DEPTH = int(os.environ.get("CRASH_DEPTH", "1"))
 Flow = Callable[["Letters"], Awaitable[None]]
 
 
@@ -82,7 +80,8 @@ class Letters(World):
             await database.close()
         await self.runs(self)
 
-    def judge(self, cuts: tuple[Point, ...]) -> list[str]:
+    def judge(self, killed: tuple[Ended, ...]) -> list[str]:
+        cuts = [end.crossed[-1] for end in killed]
         log = self.out.log()
         wrong = []
         if (states := asyncio.run(self.states())) != dict.fromkeys(REFERENCES, "posted"):
@@ -144,7 +143,7 @@ def make(migrated_server: Server, out: OutsideUrls) -> Callable[..., Make]:
 
 
 def test_no_kill_loses_or_doubles_a_letter(make: Callable[..., Make], record_points: Record) -> None:
-    report = sweep(make(), depth=DEPTH)
+    report = sweep(make())
     record_points("letters", report)
     assert report.faults == []
     assert report.points >= 20
@@ -188,16 +187,19 @@ async def never_ending(world: Letters) -> None:
 
 
 def test_an_outcome_written_too_early_is_seen(make: Callable[..., Make]) -> None:
-    faults = sweep(make(hasty), faults_max=1).faults
+    faults = sweep(make(hasty), depth=1, faults_max=1).faults
     assert any("after database" in fault and "the office posted" in fault for fault in faults)
 
 
 def test_a_way_out_that_is_no_door_is_seen(make: Callable[..., Make]) -> None:
-    assert "2 exchanges over http were seen outside, 0 at the door" in sweep(make(by_a_window), faults_max=1).faults
+    assert (
+        "2 exchanges over http were seen outside, 0 at the door"
+        in sweep(make(by_a_window), depth=1, faults_max=1).faults
+    )
 
 
 def test_a_row_out_of_sight_is_seen(make: Callable[..., Make]) -> None:
-    faults = sweep(make(reaps=False), faults_max=1).faults
+    faults = sweep(make(reaps=False), depth=1, faults_max=1).faults
     assert any("in_progress" in fault for fault in faults)
 
 

@@ -15,7 +15,8 @@ from services.fulfillment.machine import (
     SessionTrouble,
 )
 from services.kernel.deliveries import Delivery, DeliveryWorker, Done, NotOurs, Parked, PutBack, Verdict
-from services.kernel.inbox import Arrival, Subscription, arrive, owe_missing, subscribe
+from services.kernel.inbox import Arrival, Subscription, arrive, subscribe
+from services.operations.store import owe_missing
 from tests.fixtures.database import Clock, Connect, Connection
 from tests.fulfillment.conftest import Process, Purchases, Start
 from tests.fulfillment.vendor import Says

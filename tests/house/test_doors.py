@@ -35,8 +35,9 @@ OUTWARD_CALLS = frozenset(
 DOORS = {
     "services/kernel/db.py": {"asyncpg"},
     "services/kernel/lease.py": {"redis"},
-    "services/kernel/triggers.py": {"aiokafka", "faststream", "open_connection"},
+    "services/kernel/triggers.py": {"aiokafka", "faststream"},
     "services/operations/migrating.py": {"aiokafka", "subprocess"},
+    "services/operations/subscribers.py": {"aiokafka", "faststream", "open_connection"},
     "services/vendors/http.py": {"httpx"},
     "services/vendors/smtp.py": {"aiosmtplib", "socket"},
 }

@@ -14,7 +14,8 @@ import structlog
 from prometheus_client import REGISTRY
 
 import services
-from services.kernel.telemetry import LABELS, QUIET_LOGGERS, Trace, configure_logging, unit_of_work
+from services.kernel.telemetry import LABELS, Trace, configure_logging, unit_of_work
+from tests.fixtures.logs import logging_restored
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -30,15 +31,8 @@ Lines = Callable[[], list[dict[str, Any]]]
 @pytest.fixture
 def lines(capsys: pytest.CaptureFixture[str]) -> Iterator[Lines]:
     """What was written to stderr, line by line; the logging of the test process is put back as it was."""
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    levels = {name: logging.getLogger(name).level for name in QUIET_LOGGERS}
-    yield lambda: [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    root.handlers, root.level = handlers, level
-    for name, was in levels.items():
-        logging.getLogger(name).setLevel(was)
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
+    with logging_restored():
+        yield lambda: [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
 def test_a_line_of_a_unit_of_work_names_it(lines: Lines) -> None:

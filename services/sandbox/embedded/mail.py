@@ -100,7 +100,9 @@ class MailSink:
         envelope.rcpt_tos.append(address)
         return "250 2.1.5 OK"
 
-    async def handle_DATA(self, server: "_Conversation", session: Session, envelope: Envelope) -> str:  # noqa: N802
+    async def handle_DATA(  # noqa: N802 - the same
+        self, server: "_Conversation", session: Session, envelope: Envelope
+    ) -> str:
         recipients = envelope.rcpt_tos
         if self._fails(recipients, MailFault.DEFER_DATA):
             return "451 4.3.0 try again later"

@@ -20,6 +20,7 @@ from services.kernel.errors import Refusal, Retryable
 from services.kernel.inbox import Subscription
 from services.kernel.triggers import Doorbell, Kafka, Publisher
 from services.kernel.worker import Worker
+from services.operations.store import owe_missing
 from services.sandbox.embedded.process import free_ports
 from tests.fixtures.database import Clock, Connect
 from tests.ingress.conftest import FULFILLMENT, Door, OpenDoor, Stored, make_door
@@ -189,7 +190,7 @@ async def test_with_every_ring_dropped_the_worker_finds_the_delivery_and_repeats
         assert (await door.stripe(stripe_event())).status_code == 202
     assert await stored.deliveries() == []
     await clock.shift(timedelta(seconds=4))
-    owed = await inbox.owe_missing(fulfillment, timedelta(seconds=30))
+    owed = await owe_missing(fulfillment, timedelta(seconds=30))
     assert [pair.consumer for pair in owed] == ["fulfillment"]
 
     tries: list[int] = []

@@ -7,6 +7,7 @@ import pytest
 
 from services.sandbox.github.world import DEFAULT_REPOSITORY, DEFAULT_TOKEN
 from services.sandbox.world import Urls, World
+from tests.sandbox.clients import plain
 from tests.sandbox.github.conftest import HEADERS
 from tests.sandbox.github.description import Description
 
@@ -150,7 +151,10 @@ async def test_a_wrong_token_is_401_everywhere(github: httpx.AsyncClient, world:
 
 async def test_a_user_can_be_looked_up_without_a_token_but_not_invited(urls: Urls) -> None:
     manners = {name: value for name, value in HEADERS.items() if name != "authorization"}
-    async with httpx.AsyncClient(base_url=urls.github, headers=manners, trust_env=False) as anonymous:
+    async with plain(
+        base_url=urls.github,
+        headers=manners,
+    ) as anonymous:
         looked_up = await anonymous.get("/users/octocat")
         assert looked_up.status_code == 200
         assert looked_up.headers["x-ratelimit-limit"] == "60"
