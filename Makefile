@@ -19,12 +19,13 @@ up: setup-embedded ## start everything on embedded servers and stay
 test: setup-dev ## the tests, but for the two below that take longer (crash, mutate)
 	@$(PYTEST) -n $(WORKERS) --ignore=tests/crash --ignore=tests/mutation $(ARGS)
 
-check: setup-dev ## format, lint, import contracts, both type checkers
+check: setup-dev ## format, lint, import contracts, both type checkers, generated files
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
 	@.venv/bin/lint-imports
 	@.venv/bin/mypy
 	@.venv/bin/basedpyright
+	@.venv/bin/rowclaim reference --check
 
 crash: setup-dev ## SIGKILL at every await that leaves the process, drive again, compare
 	@$(PYTEST) tests/crash $(ARGS)

@@ -5,6 +5,8 @@ pytest_plugins = [
     "tests.promises",
     "tests.fixtures.servers",
     "tests.fixtures.database",
+    "tests.crash.plugin",
     "tests.fixtures.listening",
     "tests.fixtures.sandbox",
+    "tests.fixtures.fulfillment",
 ]

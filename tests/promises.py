@@ -180,7 +180,7 @@ def write_record(root: Path, tree: str, tests: Mapping[str, tuple[tuple[str, ...
 
 
 # ---------------------------------------------------------------------------------------------------------- the plugin
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # pytest keeps plugins in sets
 class _Recorder:
     """Collects the outcome of each marked test. Under pytest-xdist the controller hears the workers' reports."""
 

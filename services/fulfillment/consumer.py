@@ -32,6 +32,7 @@ class FulfillmentSettings(InviteSettings):
     model_config = SettingsConfigDict(env_prefix="ROWCLAIM_FULFILLMENT_")
 
     stripe_api_key: SecretStr
+    """Reads Checkout Sessions; a restricted key will do."""
     stripe_api_url: str | None = None
     """Unset: Stripe's own."""
     mail_from: str

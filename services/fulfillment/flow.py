@@ -199,6 +199,7 @@ class Fulfillment:
         # Of the event only the id is believed: two events of one second have no order, and a body is old.
         match await self.outside.checkout.fetch(reference.id):
             case Fetched(found):
+                await self.outside.pager.resolve(f"{SLICE}:{STRIPE}")
                 return await self._record_session(found)
             case SessionMissing():
                 return Parked("unknown_session"), False

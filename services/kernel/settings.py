@@ -218,11 +218,12 @@ def _read(variable: str, path: str) -> str:
 
 def refuse_unknown(kinds: Iterable[type[Environment]], environ: Mapping[str, str] = os.environ) -> None:
     """Raise Stop("setting_unknown") for ``ROWCLAIM_`` names that no class has, each with the nearest known name."""
-    known = {variable for kind in kinds for variable in variables(kind)}
+    known = {variable.removeprefix(PREFIX) for kind in kinds for variable in variables(kind)}
+    unknown = {name for name in environ if name.startswith(PREFIX)} - {PREFIX + name for name in known}
     faults: list[str] = []
-    for name in sorted(name for name in environ if name.startswith(PREFIX) and name not in known):
-        near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.6)
-        faults.append(f"{name} (did you mean {near[0]}?)" if near else f"{name} (no setting is like it)")
+    for name in sorted(unknown):
+        near = difflib.get_close_matches(name.removeprefix(PREFIX).upper(), known, n=1)
+        faults.append(f"{name} (did you mean {PREFIX}{near[0]}?)" if near else f"{name} (no setting is like it)")
     if faults:
         raise Stop("setting_unknown", ", ".join(faults))
 

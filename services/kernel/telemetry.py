@@ -24,6 +24,9 @@ LABELS: Final = frozenset(
 )
 """Every label name a metric may have. Values are of closed or configured sets: never an id, never a person."""
 
+QUIET_LOGGERS: Final = ("aiokafka", "asyncio", "faststream", "httpcore", "httpx", "stripe", "uvicorn")
+"""Below warning these tell of every connection and request, some with the whole address."""
+
 
 def configure_logging(level: str, *, process: str, run: str | None) -> None:
     """All logs, the standard library's too, to stderr: lines of JSON, or for eyes where stderr is a terminal."""
@@ -53,8 +56,7 @@ def configure_logging(level: str, *, process: str, run: str | None) -> None:
     root.handlers = [handler]
     root.setLevel(level.upper())
     handler.addFilter(OutageFilter("aiokafka"))
-    # Below warning these tell of every connection and request, some with the whole address.
-    for name in ("aiokafka", "asyncio", "faststream", "httpcore", "httpx", "stripe", "uvicorn"):
+    for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     structlog.contextvars.bind_contextvars(process=process, **({"run": run} if run else {}))
 

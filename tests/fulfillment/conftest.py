@@ -1,4 +1,4 @@
-"""What the slice's tests share: purchases on a real database, and any number of processes in front of a scripted outside."""
+"""What the slice's tests share: purchases on a real database, any number of processes, a scripted outside."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ from services.fulfillment.flow import Fulfillment, Outside
 from services.fulfillment.machine import AccessMail, Fetched, MailAnswer, MailSent, SessionAnswer, SessionMissing
 from services.kernel.gate import Gates
 from services.kernel.pager import LogSender, Pager
-from tests.fixtures.database import Connect
+from tests.fixtures.database import Connect, Connection
 from tests.fulfillment.product import GATE, open_product
 from tests.fulfillment.vendor import Vendor
 
@@ -23,7 +23,7 @@ ROLE = "rowclaim_fulfillment"
 class Purchases:
     """Rows to start from and to look at, past every service."""
 
-    def __init__(self, owner: "asyncpg.Connection[asyncpg.Record]") -> None:
+    def __init__(self, owner: Connection) -> None:
         self._owner = owner
         self._count = 0
 
@@ -85,7 +85,7 @@ class Post:
     """A mail server in the flow's own words."""
 
     mails: list[AccessMail] = field(default_factory=list)
-    answer: MailAnswer = MailSent()
+    answer: MailAnswer = field(default_factory=MailSent)
     before: Callable[[AccessMail], Awaitable[None]] | None = None
 
     async def send(self, mail: AccessMail) -> MailAnswer:
@@ -142,7 +142,7 @@ class Start(Protocol):
 
 
 @pytest.fixture
-def purchases(owner: "asyncpg.Connection[asyncpg.Record]") -> Purchases:
+def purchases(owner: Connection) -> Purchases:
     return Purchases(owner)
 
 

@@ -1,4 +1,4 @@
-"""A vendor that says what a test wrote down for it. It knows no product: `product.py` puts its words into wire formats."""
+"""A vendor that says what a test wrote down for it. It knows no product: `product.py` finds the wire format."""
 
 import asyncio
 from collections import defaultdict, deque

@@ -57,6 +57,12 @@ class Statement:
         return LITERAL.sub("''", COMMENT.sub("", self.text))
 
 
+# Reads the database from outside, as the audience of the demo.
+AUDIENCE = "services/operations/demo/"
+# Statements that are shown to a person as advice and never run.
+SHOWN = frozenset({"services/operations/doctor.py"})
+
+
 def _lawful(root: Path) -> list[Module]:
     """All of services/ but the sandbox: the outside world is under no law of ours."""
     return [module for module in modules(root, "services") if not module.place.startswith("services/sandbox/")]
@@ -93,7 +99,7 @@ def unnamed(root: Path) -> list[str]:
 
 def homeless(root: Path) -> list[str]:
     """SQL constants outside a slice's store and the kernel."""
-    homes = re.compile(r"services/(kernel/|\w+/store(\.py|/))")
+    homes = re.compile(rf"services/(kernel/|\w+/store(\.py|/))|{AUDIENCE}")
     return [statement.place for statement in statements(root) if not homes.match(statement.module.place)]
 
 
@@ -102,6 +108,7 @@ def built(root: Path) -> list[str]:
     return [
         f"{module.place}:{node.lineno}"
         for module in _lawful(root)
+        if module.place not in SHOWN
         for node in ast.walk(module.tree)
         if isinstance(node, ast.expr) and _builds(node)
     ]

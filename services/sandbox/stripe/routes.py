@@ -38,6 +38,6 @@ class Route:
         """The ids in the path, or None for another route's path."""
         if method != self.method or len(segments) != len(self.pattern):
             return None
-        if any(want not in ("*", got) for want, got in zip(self.pattern, segments, strict=True)):
+        if any(want != got and not (want == "*" and got) for want, got in zip(self.pattern, segments, strict=True)):
             return None
         return tuple(got for want, got in zip(self.pattern, segments, strict=True) if want == "*")

@@ -1,4 +1,4 @@
-"""A well-mannered GitHub client, and GitHub's published description."""
+"""A well-mannered GitHub client."""
 
 from collections.abc import AsyncIterator
 
@@ -7,7 +7,7 @@ import pytest
 
 from services.sandbox.github.world import DEFAULT_TOKEN
 from services.sandbox.world import Urls
-from tests.sandbox.github.description import Description, NotFetched
+from tests.sandbox.clients import plain
 
 HEADERS = {
     "accept": "application/vnd.github+json",
@@ -20,14 +20,5 @@ HEADERS = {
 @pytest.fixture
 async def github(urls: Urls) -> AsyncIterator[httpx.AsyncClient]:
     """Speaks to the sandbox's GitHub as its API asks for, with the seeded token."""
-    async with httpx.AsyncClient(base_url=urls.github, headers=HEADERS, trust_env=False, timeout=5) as client:
+    async with plain(base_url=urls.github, headers=HEADERS, timeout=30) as client:
         yield client
-
-
-@pytest.fixture(scope="session")
-def description() -> Description:
-    """Fails, and never skips, when the description cannot be had."""
-    try:
-        return Description.load()
-    except NotFetched as error:
-        pytest.fail(str(error), pytrace=False)

@@ -24,6 +24,8 @@ from openapi_schema_validator import OAS30Validator, oas30_format_checker
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
+from services.sandbox.log import LoggedRequest
+
 PACKAGE: Final = "@octokit/openapi@23.0.2"
 MEMBER: Final = "package/generated/api.github.com.json"
 CACHE: Final = Path(__file__).parents[3] / ".rowclaim" / "cache"
@@ -109,6 +111,10 @@ class Description:
         if described is None:
             raise Contradicts(f"{method} {path}: takes no body, got {body!r}")
         self._validate(described["content"]["application/json"]["schema"], body, f"{method} {path}")
+
+    def check_logged(self, entry: LoggedRequest) -> None:
+        """A request as the sandbox's log kept it. Raises Contradicts."""
+        self.check_request(entry.method, entry.path, json.dumps(entry.body).encode() if entry.body_bytes else b"")
 
     def check_answer(self, method: str, path: str, status: int, body: bytes) -> bool:
         """An answer: its body is as described; False when the status is not described at all. Raises Contradicts."""

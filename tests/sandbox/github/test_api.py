@@ -1,6 +1,5 @@
 """The routes: what they answer, held against GitHub's published description, and what they change."""
 
-from collections.abc import AsyncIterator
 from urllib.parse import quote
 
 import httpx
@@ -8,6 +7,7 @@ import pytest
 
 from services.sandbox.github.world import DEFAULT_REPOSITORY, DEFAULT_TOKEN
 from services.sandbox.world import Urls, World
+from tests.sandbox.clients import plain
 from tests.sandbox.github.conftest import HEADERS
 from tests.sandbox.github.description import Description
 
@@ -31,11 +31,11 @@ def described(description: Description, response: httpx.Response) -> bool:
 
 
 async def test_an_invitation_is_whole_and_says_whom_it_invites(
-    github: httpx.AsyncClient, description: Description, world: World
+    github: httpx.AsyncClient, github_description: Description, world: World
 ) -> None:
     response = await github.put(invite("OctoCat"), json={"permission": "pull"})
     assert response.status_code == 201
-    assert described(description, response)
+    assert described(github_description, response)
     body = response.json()
     assert body["invitee"]["login"] == "octocat"
     assert body["invitee"]["id"] == 583231
@@ -46,10 +46,10 @@ async def test_an_invitation_is_whole_and_says_whom_it_invites(
 
 
 async def test_an_invitation_holds_no_property_the_description_does_not_know(
-    github: httpx.AsyncClient, description: Description
+    github: httpx.AsyncClient, github_description: Description
 ) -> None:
     body = (await github.put(invite("octocat"))).json()
-    schemas = description.document["components"]["schemas"]
+    schemas = github_description.document["components"]["schemas"]
     assert body.keys() <= schemas["repository-invitation"]["properties"].keys()
     assert body["repository"].keys() <= schemas["minimal-repository"]["properties"].keys()
     assert "has_downloads" not in body["repository"], "removed in version 2026-03-10"
@@ -72,13 +72,13 @@ async def test_a_repeated_invitation_keeps_its_id_and_notifies_again(github: htt
 
 
 async def test_a_collaborator_is_not_invited_again(
-    github: httpx.AsyncClient, world: World, description: Description
+    github: httpx.AsyncClient, world: World, github_description: Description
 ) -> None:
     await github.put(invite("octocat"))
     world.github.accept(DEFAULT_REPOSITORY, "octocat")
     response = await github.put(invite("octocat"), json={"permission": "pull"})
     assert (response.status_code, response.content) == (204, b"")
-    assert described(description, response)
+    assert described(github_description, response)
     assert world.log.entries()[-1].effect == "access_kept"
 
 
@@ -95,8 +95,21 @@ async def test_an_expired_invitation_stays_until_it_is_deleted(github: httpx.Asy
 
 @pytest.mark.parametrize(
     "login",
-    ["nobody-at-all", "github", "dependabot[bot]", "a/b", "..", "%2e%2e", "octocat/", " octocat ", "@octocat", "é😀"]
-    + ["https://github.com/octocat", "x" * 300, ""],
+    [
+        "nobody-at-all",
+        "github",
+        "dependabot[bot]",
+        "a/b",
+        "..",
+        "%2e%2e",
+        "octocat/",
+        " octocat ",
+        "@octocat",
+        "é😀",
+        "https://github.com/octocat",
+        "x" * 300,
+        "",
+    ],
 )
 async def test_what_is_no_person_is_not_found(github: httpx.AsyncClient, world: World, login: str) -> None:
     response = await github.put(invite(login), json={"permission": "pull"})
@@ -138,7 +151,10 @@ async def test_a_wrong_token_is_401_everywhere(github: httpx.AsyncClient, world:
 
 async def test_a_user_can_be_looked_up_without_a_token_but_not_invited(urls: Urls) -> None:
     manners = {name: value for name, value in HEADERS.items() if name != "authorization"}
-    async with httpx.AsyncClient(base_url=urls.github, headers=manners, trust_env=False) as anonymous:
+    async with plain(
+        base_url=urls.github,
+        headers=manners,
+    ) as anonymous:
         looked_up = await anonymous.get("/users/octocat")
         assert looked_up.status_code == 200
         assert looked_up.headers["x-ratelimit-limit"] == "60"
@@ -153,12 +169,12 @@ async def test_a_repository_the_token_cannot_see_is_masked(github: httpx.AsyncCl
 
 
 async def test_a_token_without_admin_rights_is_told_so(
-    github: httpx.AsyncClient, world: World, description: Description
+    github: httpx.AsyncClient, world: World, github_description: Description
 ) -> None:
     world.github.add_token(DEFAULT_TOKEN, "octocat", [], sees=[DEFAULT_REPOSITORY])
     response = await github.put(invite("octocat"))
     assert (response.status_code, response.json()["message"]) == (403, "Must have admin rights to Repository.")
-    assert described(description, response)
+    assert described(github_description, response)
 
 
 @pytest.mark.parametrize("prefix", ["/repos/acme-school/course-materials", "/repos/ACME-School/Course-Materials"])
@@ -182,22 +198,22 @@ async def test_an_unreadable_body_is_400(github: httpx.AsyncClient, body: bytes,
     assert (response.status_code, response.json()["message"]) == (400, message)
 
 
-async def test_an_unknown_permission_is_422(github: httpx.AsyncClient, description: Description) -> None:
+async def test_an_unknown_permission_is_422(github: httpx.AsyncClient, github_description: Description) -> None:
     response = await github.put(invite("octocat"), json={"permission": "emperor"})
     assert response.status_code == 422
-    assert described(description, response)
+    assert described(github_description, response)
     assert response.json()["errors"][0]["code"] == "invalid"
 
 
 async def test_a_personal_repository_takes_no_permission(
-    github: httpx.AsyncClient, world: World, description: Description
+    github: httpx.AsyncClient, world: World, github_description: Description
 ) -> None:
     world.github.add_repository("octocat/mine")
     world.github.add_token(DEFAULT_TOKEN, "octocat", ["octocat/mine"])
     world.github.add_account("hubot")
     refused = await github.put(invite("hubot", "octocat/mine"), json={"permission": "pull"})
     assert refused.status_code == 422
-    assert described(description, refused)
+    assert described(github_description, refused)
     assert refused.json()["errors"][0]["code"] == "custom"
     assert "organization-owned" in refused.json()["errors"][0]["message"]
     assert (await github.put(invite("hubot", "octocat/mine"))).status_code == 201
@@ -253,20 +269,20 @@ async def test_what_is_not_played_is_404_with_githubs_body(github: httpx.AsyncCl
 
 
 async def test_a_user_has_the_published_shape(
-    github: httpx.AsyncClient, world: World, description: Description
+    github: httpx.AsyncClient, world: World, github_description: Description
 ) -> None:
     response = await github.get("/users/OCTOCAT")
-    assert described(description, response)
+    assert described(github_description, response)
     assert (response.json()["login"], response.json()["type"]) == ("octocat", "User")
-    description.validate("public-user", response.json())
+    github_description.validate("public-user", response.json())
     types = [(await github.get(f"/users/{quote(login)}")).json()["type"] for login in ("github", "dependabot[bot]")]
     assert types == ["Organization", "Bot"]
 
 
-async def test_a_missing_user_is_404_as_published(github: httpx.AsyncClient, description: Description) -> None:
+async def test_a_missing_user_is_404_as_published(github: httpx.AsyncClient, github_description: Description) -> None:
     response = await github.get("/users/nobody-at-all")
     assert response.status_code == 404
-    assert described(description, response)
+    assert described(github_description, response)
 
 
 async def test_a_freed_login_can_be_taken_by_a_stranger(github: httpx.AsyncClient, world: World) -> None:
@@ -279,7 +295,7 @@ async def test_a_freed_login_can_be_taken_by_a_stranger(github: httpx.AsyncClien
 
 
 async def test_a_collaborator_is_204_and_everybody_else_404(
-    github: httpx.AsyncClient, world: World, description: Description
+    github: httpx.AsyncClient, world: World, github_description: Description
 ) -> None:
     await github.put(invite("octocat"))
     invited = await github.get(invite("octocat"))
@@ -287,14 +303,16 @@ async def test_a_collaborator_is_204_and_everybody_else_404(
     world.github.accept(DEFAULT_REPOSITORY, "octocat")
     accepted = await github.get(invite("octocat"))
     assert (accepted.status_code, accepted.content) == (204, b"")
-    assert described(description, accepted)
+    assert described(github_description, accepted)
 
 
-async def test_removing_a_collaborator(github: httpx.AsyncClient, world: World, description: Description) -> None:
+async def test_removing_a_collaborator(
+    github: httpx.AsyncClient, world: World, github_description: Description
+) -> None:
     world.github.add_collaborator(DEFAULT_REPOSITORY, "octocat")
     removed, again = [await github.delete(invite("octocat")) for _ in range(2)]
     assert (removed.status_code, again.status_code) == (204, 204)
-    assert described(description, removed)
+    assert described(github_description, removed)
     assert (await github.get(invite("octocat"))).status_code == 404
     assert [entry.effect for entry in world.log.entries(method="DELETE")] == ["access_removed", None]
 
@@ -302,23 +320,23 @@ async def test_removing_a_collaborator(github: httpx.AsyncClient, world: World, 
 # ------------------------------------------------------------------------------------------------------ invitations
 
 
-async def test_deleting_an_invitation(github: httpx.AsyncClient, description: Description) -> None:
+async def test_deleting_an_invitation(github: httpx.AsyncClient, github_description: Description) -> None:
     created = (await github.put(invite("octocat"))).json()
     path = f"{REPOS}/invitations/{created['id']}"
     deleted = await github.delete(path)
     assert deleted.status_code == 204
-    assert described(description, deleted)
+    assert described(github_description, deleted)
     assert (await github.delete(path)).status_code == 404
     assert (await github.delete(f"{REPOS}/invitations/none")).status_code == 404
 
 
 @pytest.fixture
-async def sixty_five(github: httpx.AsyncClient, world: World) -> AsyncIterator[list[int]]:
+async def sixty_five(github: httpx.AsyncClient, world: World) -> list[int]:
     ids = []
     for number in range(65):
         world.github.add_account(f"buyer-{number}")
         ids.append((await github.put(invite(f"buyer-{number}"), json={"permission": "pull"})).json()["id"])
-    yield ids
+    return ids
 
 
 def pages(response: httpx.Response) -> dict[str, str]:
@@ -326,13 +344,13 @@ def pages(response: httpx.Response) -> dict[str, str]:
 
 
 async def test_invitations_come_in_pages_of_thirty(
-    github: httpx.AsyncClient, description: Description, sixty_five: list[int]
+    github: httpx.AsyncClient, github_description: Description, sixty_five: list[int]
 ) -> None:
     seen: list[int] = []
     rels = []
     response = await github.get(f"{REPOS}/invitations")
     while True:
-        assert described(description, response)
+        assert described(github_description, response)
         seen += [one["id"] for one in response.json()]
         rels.append(sorted(pages(response)))
         if "next" not in pages(response):

@@ -1,0 +1,27 @@
+"""Says at the end of a run how many kills were survived, and where they were."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.crash.sweep import Report
+
+Record = Callable[[str, Report], None]
+_PROPERTY = "crash points"
+
+
+@pytest.fixture
+def record_points(request: pytest.FixtureRequest) -> Record:
+    """Tell the summary about a sweep; reports carry it from parallel workers too."""
+
+    def record(name: str, report: Report) -> None:
+        request.node.user_properties.append((_PROPERTY, f"{name} {report}"))
+
+    return record
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == _PROPERTY:
+                terminalreporter.write_line(f"{_PROPERTY}: {value}")

@@ -1,0 +1,155 @@
+"""The card, and what only real processes show: races between them, and deaths at a chosen instant."""
+
+import asyncio
+import signal
+import sys
+
+import pytest
+
+from services.fulfillment.consumer import SERVICE, FulfillmentSettings
+from services.fulfillment.machine import FulfillmentState
+from services.kernel.settings import load_settings, variables
+from services.sandbox.faults import Act, Fault
+from services.sandbox.log import Vendor
+from tests.fixtures.database import ROOT, Connection
+from tests.fixtures.fulfillment import REPOSITORY, House
+from tests.fulfillment.conftest import Purchases
+from tests.waiting import wait_until
+
+PENDING, IN_PROGRESS, DELIVERED, FAILED = (state.value for state in FulfillmentState)
+
+# Argument: how many flushes at once; each has its own pool, gates and gateways, as in a process of its own.
+MANY_FLUSHES = """
+import asyncio, contextlib, sys
+from services.fulfillment.consumer import SERVICE, open_fulfillment
+from services.kernel.pager import LogSender
+from services.operations.process import Process, load
+
+async def sender(process):
+    return LogSender()
+
+async def main():
+    async with contextlib.AsyncExitStack() as stack:
+        opened = [Process.open("tests", [SERVICE], load([SERVICE], [SERVICE]), sender) for _ in range(int(sys.argv[1]))]
+        flushes = [await open_fulfillment(await stack.enter_async_context(one)) for one in opened]
+        await asyncio.gather(*(one.flush() for one in flushes))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.promise("F5")
+async def test_of_twenty_flushes_in_four_processes_one_gets_the_row(house: House, purchases: Purchases) -> None:
+    purchase = await purchases.add("octocat")
+    racing = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", MANY_FLUSHES, "5"),
+            cwd=ROOT,
+            env=dict(house.environ),
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        for _ in range(4)
+    ]
+    assert [await process.wait() for process in racing] == [0] * 4
+    assert house.invited() == ["octocat"]
+    assert len(house.world.log.entries(Vendor.GITHUB)) == 1
+    row = await purchases.row(purchase)
+    assert (row["fulfillment_state"], row["fulfillment_attempts"]) == (DELIVERED, 1)
+    assert len(house.sink.messages) == 1
+
+
+@pytest.mark.promise("F8")
+async def test_a_flush_killed_in_its_second_call_held_that_row_alone(house: House, purchases: Purchases) -> None:
+    logins = [f"buyer-{n}" for n in range(1, 6)]
+    for login in logins:
+        house.world.github.add_account(login)
+        await purchases.add(login)
+    house.world.faults.add(Fault(Vendor.GITHUB, Act.HANG, login="buyer-2"))
+    flush = await house.start("flush")
+    await wait_until(
+        lambda: any(call.subject == "buyer-2" or "buyer-2" in call.path for call in house.calls()),
+        within_s=30,
+        what="the second call is under way",
+    )
+    flush.send_signal(signal.SIGKILL)
+    await flush.communicate()
+    assert await purchases.states() == [DELIVERED, IN_PROGRESS, PENDING, PENDING, PENDING]
+    assert await purchases.attempts() == [1, 1, 0, 0, 0]
+
+
+@pytest.mark.promise("F19")
+async def test_killed_between_the_answer_and_its_outcome_a_purchase_waits_for_a_person(
+    house: House, purchases: Purchases, owner: Connection
+) -> None:
+    purchase = await purchases.add("octocat")
+    died = await house.command("flush", dies_at=("http", "after", "PUT"))
+    assert died.exit == -signal.SIGKILL
+    assert house.invited() == ["octocat"]
+    assert await purchases.states() == [IN_PROGRESS]
+
+    assert (await house.command("flush", "--json")).answer["attempted"] == 0
+    assert (await house.command("retrigger", str(purchase))).exit != 0
+    assert len(house.world.log.entries(Vendor.GITHUB)) == 1, "nobody called before the person did"
+    assert await owner.fetchval("select why from desk.fulfillment_attention where id = $1::bigint::text", purchase)
+
+    forced = await house.command("retrigger", str(purchase), "--force", "--reason", "stranded by a crash", "--json")
+    assert (forced.exit, forced.answer["before"], forced.answer["after"]) == (0, IN_PROGRESS, DELIVERED)
+    row = await purchases.row(purchase)
+    assert (row["fulfillment_attempts"], row["fulfillment_state"]) == (2, DELIVERED)
+    entries = house.world.log.entries(Vendor.GITHUB)
+    assert len(entries) >= 2
+    assert [entry.overlaps for entry in entries] == [()] * len(entries)
+    assert house.invited() == ["octocat"]
+    repository = house.world.github.repository(REPOSITORY)
+    assert [(one.invitee.login, one.notified) for one in repository.invitations.values()] == [("octocat", 1)]
+    assert len(house.sink.messages) == 1
+
+
+@pytest.mark.promise("F51")
+async def test_killed_between_delivery_and_mail_only_force_sends_the_mail(house: House, purchases: Purchases) -> None:
+    purchase = await purchases.add("octocat")
+    died = await house.command("flush", dies_at=("smtp", "before", "send"))
+    assert died.exit == -signal.SIGKILL
+    assert await purchases.states() == [DELIVERED]
+    assert house.sink.messages == []
+
+    refused = await house.command("retrigger", str(purchase))
+    assert refused.exit == 65
+    assert "fulfillment_not_requeueable" in refused.err
+    assert (await purchases.states(), house.sink.messages) == ([DELIVERED], [])
+
+    forced = await house.command("retrigger", str(purchase), "--force", "--reason", "mail never came", "--json")
+    assert (forced.answer["after"], forced.answer["mails_sent"]) == (DELIVERED, 1)
+    assert len(house.sink.messages) == 1
+
+
+def test_the_card_says_what_fulfillment_is_owed_and_what_runs() -> None:
+    assert (SERVICE.name, SERVICE.role) == ("fulfillment", "rowclaim_fulfillment")
+    assert {(one.source, one.kind) for one in SERVICE.subscriptions} == {
+        ("stripe", "checkout.session.completed"),
+        ("stripe", "checkout.session.async_payment_succeeded"),
+    }
+    assert SERVICE.topics == ("stripe.events.v1",)
+    assert [machine.table for machine in SERVICE.machines] == ["purchases"]
+
+
+@pytest.mark.parametrize(("sweep", "sweeps"), [("false", []), ("true", ["fulfillment.flush"])])
+async def test_a_sweep_over_purchases_runs_only_where_it_was_switched_on(
+    house: House, purchases: Purchases, sweep: str, sweeps: list[str]
+) -> None:
+    await purchases.add("octocat")
+    async with house.runtime(ROWCLAIM_FULFILLMENT_SWEEP=sweep) as process:
+        assert SERVICE.consume is not None
+        consumption = await SERVICE.consume(process)
+        assert ([one.name for one in consumption.sweeps], list(consumption.jobs)) == (sweeps, [])
+        for one in consumption.sweeps:
+            assert (await one.run_once())["delivered"] == 1
+    assert await purchases.states() == [DELIVERED if sweeps else PENDING]
+
+
+def test_the_settings_are_named_after_the_slice_and_keep_their_secrets(house: House) -> None:
+    assert all(name.startswith("ROWCLAIM_FULFILLMENT_") for name in variables(FulfillmentSettings))
+    settings = load_settings(FulfillmentSettings, house.environ)
+    assert (settings.attempt_bound_s, settings.delivery_lease_s, settings.sweep) == (20.0, 30.0, False)
+    for secret in (settings.github_token, settings.stripe_api_key):
+        assert secret.get_secret_value() not in repr(settings)

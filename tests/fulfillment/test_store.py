@@ -1,0 +1,233 @@
+"""The claim and its column, on the migrated schema and past our own code."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from services.fulfillment import store
+from services.fulfillment.machine import Delivered, FulfillmentState
+from services.kernel.claim import WORKER
+from tests.fixtures.database import Connect, Connection, DatabaseUrl
+from tests.fulfillment.conftest import ROLE, Purchases
+from tests.house.source import ROOT, modules
+from tests.house.test_sql_text import statements
+
+PENDING, IN_PROGRESS, DELIVERED, FAILED = (state.value for state in FulfillmentState)
+STATEMENTS = [s for s in statements(ROOT) if s.module.name == "services.fulfillment.store"]
+
+
+@pytest.mark.promise("F3")
+async def test_one_claim_takes_the_one_row_that_was_bought_first(
+    connect: Connect, purchases: Purchases, owner: Connection
+) -> None:
+    """Also when the planner believes in a table of one row and may do nothing but loop."""
+    young, old, as_old = [await purchases.add(age_s=age_s) for age_s in (10, 60, 60)]
+    await owner.execute(
+        "update purchases set created_at = (select created_at from purchases where id = $1) where id = $2", old, as_old
+    )
+    await owner.execute("update pg_class set reltuples = 1, relpages = 1 where oid = 'purchases'::regclass")
+    db = await connect(ROLE, size_max=1)
+    for plan in ("hashjoin", "mergejoin", "hashagg", "sort", "material"):
+        await db.execute(f"set enable_{plan} = off")
+    taken = [await store.claim_oldest(db) for _ in range(2)]
+    assert [purchase.id for purchase in taken if purchase] == [old, as_old], "of two as old, the lower id"
+    assert await purchases.states() == [PENDING, IN_PROGRESS, IN_PROGRESS]
+    last = await store.claim_oldest(db)
+    assert last is not None
+    assert last.id == young
+    assert await store.claim_oldest(db) is None
+
+
+CLAIM_AND_DIE = """
+import asyncio, os, signal, sys
+from services.fulfillment import store
+from services.kernel.db import Database
+
+async def main():
+    db = await Database.connect(sys.argv[1])
+    assert await store.claim_oldest(db) is not None
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.promise("F4")
+async def test_the_claim_itself_stamps_and_counts(database_url: DatabaseUrl, purchases: Purchases) -> None:
+    """The process dies with the claim's answer in its hands: nothing of it was left for a later statement."""
+    purchase = await purchases.add(fulfillment_attempts=2)
+    before = await purchases.now()
+    dying = await asyncio.create_subprocess_exec(sys.executable, "-c", CLAIM_AND_DIE, database_url(ROLE), cwd=ROOT)
+    assert await dying.wait() == -9
+    row = await purchases.row(purchase)
+    assert (row["fulfillment_state"], row["fulfillment_attempts"], row["claim_token"]) == (IN_PROGRESS, 3, 1)
+    assert before <= row["fulfillment_attempted_at"] <= await purchases.now()
+
+
+def _indexes(plan: dict[str, Any]) -> Iterator[str]:
+    if "Index Name" in plan:
+        yield plan["Index Name"]
+    for part in plan.get("Plans", ()):
+        yield from _indexes(part)
+
+
+@pytest.mark.promise("F9")
+async def test_the_pending_index_serves_the_claim_and_no_column_can_be_renamed_under_it(
+    connect: Connect, owner: Connection
+) -> None:
+    await owner.execute("set session_replication_role = replica")
+    await owner.execute(
+        "insert into purchases (stripe_session_id, created_at, fulfillment_state, edge, fulfilled_at)"
+        " select 'cs_' || n, rowclaim_now(), case when n % 5000 = 0 then 'pending' else 'delivered' end, 'deliver',"
+        " rowclaim_now() from generate_series(1, 20000) n"
+    )
+    await owner.execute("reset session_replication_role")
+    await owner.execute("vacuum analyze purchases")
+    predicate = await owner.fetchval(
+        "select pg_get_expr(indpred, indrelid) from pg_index where indexrelid = 'purchases_pending'::regclass"
+    )
+    assert "pending" in predicate
+    plan = json.loads(await owner.fetchval(f"explain (format json) {store.CLAIM_OLDEST}", WORKER))
+    assert sorted(_indexes(plan[0]["Plan"])) == ["purchases_pending", "purchases_pkey"]
+
+    db = await connect(ROLE, size_max=1)
+    for statement in STATEMENTS:
+        await owner.prepare(statement.text)
+    for column in ("fulfillment_state", "revoked_at", "created_at", "next_attempt_at"):
+        async with owner.transaction():
+            await owner.execute(f"alter table purchases rename column {column} to renamed")
+            with pytest.raises(asyncpg.UndefinedColumnError):
+                async with owner.transaction():
+                    await owner.prepare(store.CLAIM_OLDEST)
+            await owner.execute(f"alter table purchases rename column renamed to {column}")
+    assert await store.claim_oldest(db) is not None
+
+
+@pytest.mark.promise("F12")
+async def test_a_row_to_which_a_child_is_just_being_attached_is_claimed_in_its_turn(
+    connect: Connect, purchases: Purchases, owner: Connection
+) -> None:
+    oldest, _ = await purchases.add(age_s=60), await purchases.add()
+    await owner.execute("create table notes (purchase_id bigint references purchases)")
+    db = await connect(ROLE)
+    async with owner.transaction():
+        await owner.execute("insert into notes values ($1)", oldest)
+        async with asyncio.timeout(1.5):  # below the role's lock_timeout: waiting would be no better than skipping
+            claimed = await store.claim_oldest(db)
+    assert claimed is not None
+    assert claimed.id == oldest
+
+
+@pytest.mark.promise("F13")
+@pytest.mark.parametrize(
+    ("state", "wrong", "refusal"),
+    [
+        (PENDING, "fulfillment_state = 'delivered', fulfilled_at = rowclaim_now()", "RC001"),
+        (PENDING, "fulfillment_state = 'delivered', fulfilled_at = rowclaim_now(), edge = 'deliver'", "RC001"),
+        (
+            PENDING,
+            "fulfillment_state = 'in_progress', fulfillment_attempted_at = rowclaim_now(), edge = 'claim'",
+            "RC002",
+        ),
+        (PENDING, "edge = 'made_up'", "RC001"),
+        (IN_PROGRESS, "fulfillment_state = 'pending', edge = 'put_back', outcome_token = claim_token - 1", "RC002"),
+        (IN_PROGRESS, "fulfillment_state = 'pending', edge = 'force_in_progress'", "RC002"),
+        (FAILED, "fulfillment_state = 'delivered', fulfilled_at = rowclaim_now(), edge = 'deliver'", "RC001"),
+        (PENDING, "fulfillment_state = 'lost'", "RC001"),
+        (PENDING, "claim_token = 7", "RC001"),
+    ],
+)
+async def test_plain_sql_cannot_move_a_purchase_past_its_edges_or_its_token(
+    database_url: DatabaseUrl, purchases: Purchases, state: str, wrong: str, refusal: str
+) -> None:
+    purchase = await purchases.add(
+        fulfillment_state=state,
+        edge={PENDING: "put_back", IN_PROGRESS: "claim", FAILED: "refuse"}[state],
+        claim_token=3,
+        outcome_token=None if state == IN_PROGRESS else 3,
+        fulfillment_attempted_at=await purchases.now(),
+        fulfillment_last_error="no",
+    )
+    before = await purchases.row(purchase)
+    for role in (ROLE, "postgres"):
+        client = await asyncpg.connect(database_url(role))
+        with pytest.raises(asyncpg.PostgresError) as refused:
+            await client.execute(f"update purchases set {wrong} where id = $1", purchase)
+        assert refused.value.sqlstate == refusal
+        await client.close()
+    assert await purchases.row(purchase) == before
+
+
+async def test_no_row_is_born_in_another_state_than_pending(database_url: DatabaseUrl) -> None:
+    client = await asyncpg.connect(database_url(ROLE))
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await client.execute(
+            "insert into purchases (stripe_session_id, created_at, fulfillment_state, edge, fulfilled_at)"
+            " values ('cs_1', rowclaim_now(), 'delivered', 'record', rowclaim_now())"
+        )
+    assert refused.value.sqlstate == "RC001"
+    await client.close()
+
+
+async def test_a_purchase_is_recorded_once_and_stays_as_it_was_recorded(connect: Connect, purchases: Purchases) -> None:
+    db = await connect(ROLE)
+    new = store.NewPurchase("cs_1", "user_1", "a@example.com", "octocat", 7, 4900, "usd")
+    later = store.NewPurchase("cs_1", "user_2", "b@example.com", "mallory", 8, 1, "eur")
+    assert await store.record_purchase(db, new) is True
+    assert await store.record_purchase(db, later) is False
+    row = await purchases.row(1)
+    assert (row["user_id"], row["email"], row["github_handle"], row["github_account_id"]) == (
+        "user_1",
+        "a@example.com",
+        "octocat",
+        7,
+    )
+    assert (row["amount_minor"], row["currency"], row["fulfillment_attempts"]) == (4900, "usd", 0)
+
+
+async def test_a_delivery_keeps_what_the_vendor_said_and_clears_what_went_before(
+    connect: Connect, purchases: Purchases
+) -> None:
+    purchase = await purchases.add(
+        fulfillment_last_error="timed out",
+        fulfillment_last_code="timed_out",
+        ask_first=True,
+        attention="invitation_quota",
+        invitation_id=1,
+        invitation_url="https://github.test/old",
+    )
+    db = await connect(ROLE)
+    claimed = await store.claim_oldest(db)
+    assert claimed is not None
+    assert await store.deliver(db, claimed, Delivered("there", already_had_access=True), None)
+    row = await purchases.row(purchase)
+    kept = ("fulfillment_last_error", "fulfillment_last_code", "attention", "invitation_id", "invitation_url")
+    assert [row[name] for name in kept] == [None] * 5
+    assert (row["ask_first"], row["already_had_access"], row["claimed_by"]) == (False, True, None)
+
+
+@pytest.mark.promise("F1")
+async def test_only_the_purchase_row_says_what_is_owed(owner: Connection) -> None:
+    """Of all tables the slice may write, one is its own; the rest say when, who was paged, or which event arrived."""
+    written = {
+        record["relname"]
+        for record in await owner.fetch(
+            "select c.relname from pg_class c where c.relkind in ('r', 'p') and c.relnamespace = 'public'::regnamespace"
+            " and (has_table_privilege($1, c.oid, 'insert') or has_table_privilege($1, c.oid, 'update'))",
+            ROLE,
+        )
+    }
+    kernels = {"admin_actions", "job_runs", "pages", "vendor_gates", "webhook_deliveries", "webhook_subscriptions"}
+    assert written - kernels == {"purchases"}
+    named = {table for statement in STATEMENTS for table in written if table in statement.text}
+    assert named == {"purchases", "admin_actions"}
+
+    imported = {name for module in modules(ROOT, "services/fulfillment") for _, name in module.imports()}
+    assert not {name for name in imported if name.split(".")[0] in ("redis", "valkey", "aiokafka", "faststream")}
+    schedules = ("services.kernel.jobs", "services.kernel.lease", "services.kernel.triggers")
+    assert not {name for name in imported if name.startswith(schedules)}
