@@ -2,16 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, LiteralString
 
 import asyncpg
 
 from services.kernel import inbox
-from services.kernel.batch import wait_briefly_for_locks
 from services.kernel.db import Database, Tx
 from services.kernel.deliveries import DeliveryState, EventId
 from services.kernel.inbox import Arrival, Arrived
+
+LOCK_WAIT: Final = timedelta(milliseconds=50)
+"""How long a batch waits for a lock: everybody behind it waits as long. The single path has its role's patience."""
+
+WAIT_FOR_LOCKS: Final[LiteralString] = """select set_config('lock_timeout', $1, true)"""
+
+
+async def wait_briefly_for_locks(tx: Tx, wait: timedelta = LOCK_WAIT) -> None:
+    """Let the rest of this transaction wait ``wait`` for a lock, instead of its role's patience."""
+    await tx.value(WAIT_FOR_LOCKS, f"{wait // timedelta(milliseconds=1)}ms")
 
 
 async def arrive_together(db: Database, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], Arrived]:

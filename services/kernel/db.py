@@ -236,8 +236,12 @@ class Database(_Statements):
                 yield Transaction(connection)
             except BaseException:
                 # A dead connection cannot roll back; the server does it, and the first error is the one to tell.
-                with suppress(*UNREACHABLE):
+                # Nor may it go back to the pool: the driver can take a while to see that it is dead.
+                try:
                     await block.rollback()
+                except UNREACHABLE:
+                    with suppress(*UNREACHABLE):
+                        connection.terminate()
                 raise
             finally:
                 _open_transaction.reset(mark)

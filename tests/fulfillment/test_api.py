@@ -30,7 +30,7 @@ class Typed:
         assert line is self
         pending = work(self)
         with pytest.raises(StopIteration) as done:
-            pending.send(None)  # type: ignore[attr-defined]
+            pending.send(None)
         return done.value.value
 
     async def flush(self) -> FlushReport:

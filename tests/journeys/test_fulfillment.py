@@ -232,6 +232,29 @@ async def test_a_token_that_lost_the_repository_blames_no_buyer(story: Story) ->
     assert await story.deliveries() == {"done"}, "GitHub's trouble is no event's"
 
 
+@pytest.mark.promise("F38")
+@pytest.mark.parametrize("fault", ["the token is dead", "the token may not invite", "the policy forbids guests"])
+async def test_a_fault_of_ours_costs_one_call_and_one_page_and_no_buyer(story: Story, fault: str) -> None:
+    world = story.house.world
+    match fault:
+        case "the token is dead":
+            world.github.revoke_token(DEFAULT_TOKEN)
+        case "the token may not invite":
+            world.github.add_token(DEFAULT_TOKEN, "acme-bot-owner", [], sees=[REPOSITORY])
+        case _:
+            reply = refusals.outside_collaborators_restricted()
+            world.faults.add(Fault(Vendor.GITHUB, Act.ANSWER, reply=reply, times=None))
+    for login in ("a", "b", "c"):
+        await story.sells(login)
+    await story.hears()
+    assert await story.purchases() == {"a": PENDING, "b": PENDING, "c": PENDING}
+    assert len(world.log.entries(Vendor.GITHUB)) == 1
+    pages = await story.owner.fetch("select severity, seen, resolved_at from pages")
+    assert [tuple(page) for page in pages] == [("error", 1, None)]
+    assert (await story.fulfillment.flush()).stopped is Stopped.GATE_CLOSED
+    assert story.mailed() == []
+
+
 @pytest.mark.promise("F45")
 async def test_an_invitation_whose_answer_was_lost_is_found(story: Story) -> None:
     await story.sells("ada")

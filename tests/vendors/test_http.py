@@ -1,7 +1,7 @@
 """The HTTP client of every vendor: one crossing an exchange, bounded, and led nowhere."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
@@ -14,10 +14,10 @@ Crossed = list[tuple[Door, str, Moment]]
 
 
 @pytest.fixture
-def crossed() -> "AsyncIterator[Crossed]":
+def crossed() -> Iterator[Crossed]:
     seen: Crossed = []
     before = doors.watch(lambda door, what, moment: seen.append((door, what, moment)))
-    yield seen  # type: ignore[misc]
+    yield seen
     doors.watch(before)
 
 

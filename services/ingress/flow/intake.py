@@ -17,8 +17,8 @@ from prometheus_client import Counter
 
 from schemas.triggers import CLERK_EVENTS, STRIPE_EVENTS
 from services.ingress import store
+from services.ingress.flow.batch import Batcher
 from services.ingress.machine import Headers, Receipt, Rejected, Rejection, Source, Verdict, Verified
-from services.kernel.batch import Batcher
 from services.kernel.db import Database
 from services.kernel.errors import Refusal, Retryable
 from services.kernel.inbox import Arrival, Arrived

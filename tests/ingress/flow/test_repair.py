@@ -22,6 +22,7 @@ from services.kernel.deliveries import (
 )
 from services.kernel.errors import Stop
 from services.kernel.inbox import Arrival, Subscription
+from services.operations.store import catch_up
 from tests.fixtures.database import Clock, Connect
 from tests.ingress.conftest import Stored
 
@@ -112,7 +113,7 @@ async def test_an_event_that_was_never_owed_is_owed_now(
     ids = await arrive(connect, "evt_1", "evt_2")
     assert await stored.deliveries() == []
     await inbox.subscribe(await connect("rowclaim_fulfillment"), "fulfillment", [Subscription("stripe", PAID)])
-    assert await inbox.catch_up(operator) == 0, "what came before it subscribed is nobody's, until a person says so"
+    assert await catch_up(operator) == 0, "what came before it subscribed is nobody's, until a person says so"
     (page,) = await run(operator, wanted())
     assert (page.put_back, page.made, page.rings) == (0, 2, {"stripe": ids[-1]})
     assert await stored.deliveries() == [(event_id, "fulfillment", "pending") for event_id in ids]
