@@ -119,7 +119,7 @@ class Publisher:
         async with self._starting:
             if self._producer is None:
                 producer = AIOKafkaProducer(
-                    bootstrap_servers=self._kafka.addresses,
+                    bootstrap_servers=self._kafka.bootstrap,
                     acks="all",
                     enable_idempotence=self._kafka.idempotent,
                     max_request_size=RECORD_BYTES_MAX,
@@ -243,7 +243,8 @@ class DeadLetters:
         where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
         told = where | {"timestamp-ms": record.timestamp, "reason": reason}
         headers = [*record.headers, *((f"rowclaim-{name}", str(value).encode()) for name, value in told.items())]
-        headers.append(("rowclaim-key", record.key))
+        if record.key is not None:
+            headers.append(("rowclaim-key", record.key))
         await self._publisher.publish(record.topic + DEAD_LETTERS, record.value, key=key, headers=headers)
         self._buried[key] = None
         if len(self._buried) > BURIED_MAX:

@@ -34,7 +34,7 @@ SANDBOX_STOP_S: Final = 5.0
 COMMAND_S: Final = 120.0
 WATCH_S: Final = 0.2
 DEFAULT_HTTP_PORT: Final = Settings.model_fields["http_port"].default
-DEFAULT_BUCKET: Final = Settings.model_fields["s3_bucket"].default
+DEFAULT_BUCKET: Final[str] = Settings.model_fields["s3_bucket"].default or ""
 
 
 @dataclass(frozen=True, slots=True)
