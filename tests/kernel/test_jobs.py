@@ -432,12 +432,15 @@ async def test_after_the_grace_it_is_cancelled_and_claimable_at_once(connect: Co
 
 
 async def test_a_cancelled_loop_gives_its_period_back(connect: Connect, owner: Owner) -> None:
+    started = asyncio.Event()
+
     async def run(_: str) -> Mapping[str, object]:
+        started.set()
         await asyncio.Event().wait()
         return {}
 
     loop = Loop(job(run=run), await connect(ROLE))
-    await until_state(owner, "running")
+    await started.wait()
     loop.task.cancel()
     await asyncio.wait({loop.task}, timeout=10)
     assert loop.task.cancelled()
