@@ -26,6 +26,9 @@ check: setup-dev ## format, lint, import contracts, both type checkers, generate
 	@.venv/bin/mypy
 	@.venv/bin/basedpyright
 	@.venv/bin/rowclaim reference --check
+	@rm -rf .rowclaim/committed && mkdir -p .rowclaim/committed
+	@git archive HEAD schemas/published | tar -x -C .rowclaim/committed
+	@.venv/bin/rowclaim schemas --check --against .rowclaim/committed/schemas/published
 
 crash: setup-dev ## SIGKILL at every await that leaves the process, drive again, compare
 	@$(PYTEST) tests/crash $(ARGS)
