@@ -126,14 +126,15 @@ async def test_a_refusal_of_everybody_closes_the_gate_for_everybody(
 async def test_the_third_buyer_in_a_row_refused_for_no_known_reason_is_our_fault(
     start: Start, purchases: Purchases, owner: Connection
 ) -> None:
-    rows = [await purchases.add(handle) for handle in ("a", "A", "b", "c", "d")]
+    rows = [await purchases.add(handle) for handle in ("a", "A", None, "b", "c", "d")]
     process = await start()
     for handle in ("a", "A", "b", "c"):
         process.vendor.say(handle, Says.NO_BECAUSE)
     report = await process.fulfillment.flush()
-    assert await purchases.states() == [FAILED, FAILED, FAILED, PENDING, PENDING]
-    assert (report.stopped, report.failed) == (Stopped.CONFIG, 3)
-    assert [(await purchases.row(row))["attention"] is not None for row in rows] == [True, True, True, False, False]
+    assert await purchases.states() == [FAILED, FAILED, FAILED, FAILED, PENDING, PENDING]
+    assert (report.stopped, report.failed) == (Stopped.CONFIG, 4)
+    shown = [(await purchases.row(row))["attention"] is not None for row in rows]
+    assert shown == [True, True, False, True, False, False]
     assert await owner.fetchval("select count(*) from pages where resolved_at is null") == 1
 
 
