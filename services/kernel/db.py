@@ -118,7 +118,7 @@ def translated(error: BaseException) -> ServiceError | None:
         return Invariant("edge_refused", str(error))
     if isinstance(error, asyncpg.PostgresError) and error.sqlstate == "RC002":
         return Invariant("fence_refused", str(error))
-    if isinstance(error, UNREACHABLE):
+    if isinstance(error, UNREACHABLE) and not isinstance(error, ValueError):  # a bad argument stays one for ever
         return Retryable("database_unavailable", type(error).__name__)
     if isinstance(error, BUSY):
         return Retryable("database_busy", type(error).__name__)
@@ -236,8 +236,12 @@ class Database(_Statements):
                 yield Transaction(connection)
             except BaseException:
                 # A dead connection cannot roll back; the server does it, and the first error is the one to tell.
-                with suppress(*UNREACHABLE):
+                # Nor may it go back to the pool: the driver can take a while to see that it is dead.
+                try:
                     await block.rollback()
+                except UNREACHABLE:
+                    with suppress(*UNREACHABLE):
+                        connection.terminate()
                 raise
             finally:
                 _open_transaction.reset(mark)

@@ -18,8 +18,9 @@ from services.kernel.inbox import weeks_ahead
 from services.kernel.service import Service, verify_machine
 from services.kernel.settings import Settings
 from services.operations import store
+from services.operations.environment import Loaded
 from services.operations.migrating import pending_migrations
-from services.operations.process import KERNEL_MACHINES, Loaded, Process
+from services.operations.process import KERNEL_MACHINES, Process
 from services.operations.terminal import OUT, REFUSED_EXIT, Terminal, run_async, show, tell
 
 SERVER_VERSION_MIN: Final = 170_000

@@ -27,8 +27,9 @@ from rich.text import Text
 from services.kernel.db import Database
 from services.kernel.errors import ServiceError, Stop
 from services.kernel.service import Runtime, Service
-from services.kernel.telemetry import configure_logging
-from services.operations.process import Loaded, MakeSender, Process, load, open_database, signals
+from services.operations.environment import Loaded, load
+from services.operations.logs import configure_logging
+from services.operations.process import MakeSender, Process, open_database, signals
 
 T = TypeVar("T")
 

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from services.kernel.errors import Stop
-from services.kernel.settings import Settings, refuse_unknown
-from services.kernel.telemetry import configure_logging
+from services.kernel.settings import Settings
+from services.operations.environment import refuse_unknown
 from services.operations.installation import Installation, installation
+from services.operations.logs import configure_logging
 from services.operations.process import signals
 from services.operations.terminal import Terminal, run_async, working
 

@@ -220,7 +220,8 @@ class Claims:
             await bench.claim_one()
         finally:
             doors.watch(before)
-        assert crossed == [bench.kind.claim_query]
+        assert len(crossed) == 1
+        assert crossed[0].split()[0] in ("with", "update")
 
     # -------------------------------------------------------------------------------------------------- the outcomes
     async def test_every_token_edge_has_a_function_under_test(self, bench: Bench) -> None:

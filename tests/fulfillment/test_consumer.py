@@ -23,7 +23,8 @@ MANY_FLUSHES = """
 import asyncio, contextlib, sys
 from services.fulfillment.consumer import SERVICE, open_fulfillment
 from services.kernel.pager import LogSender
-from services.operations.process import Process, load
+from services.operations.environment import load
+from services.operations.process import Process
 
 async def sender(process):
     return LogSender()

@@ -215,6 +215,7 @@ class Producer:
         type(self).made.append(self)
 
     async def start(self) -> None:
+        await asyncio.sleep(0)
         if type(self).start_fails:
             type(self).start_fails -= 1
             raise OSError("refused")

@@ -132,6 +132,19 @@ async def test_odd_records_cost_their_neighbours_nothing_and_are_set_aside_uncha
     assert len({record.key for record in dead}) == len(odd)
 
 
+async def test_the_largest_record_a_producer_sends_still_has_room_for_where_it_came_from(
+    kafka: Kafka, topic: str, stranger: AIOKafkaProducer, broker_server: Broker
+) -> None:
+    """One that could not be set aside would hold its partition for ever."""
+    largest = b"x" * (1024 * 1024 - 90)
+    await stranger.send_and_wait(topic, largest)
+    ears = Ears(kafka, topic)
+    async with listening(ears):
+        await ears.until_committed(1)
+    (dead,) = await log_of(broker_server.bootstrap, f"{topic}.dlq", 1)
+    assert dead.value == largest
+
+
 async def test_nobody_makes_us_publish_by_a_header(
     kafka: Kafka, topic: str, stranger: AIOKafkaProducer, broker_server: Broker
 ) -> None:
@@ -198,6 +211,7 @@ async def test_while_nothing_can_be_set_aside_nothing_is_lost_and_good_ids_ring(
         await ears.until_heard(1, 2, 3)
         await ears.until_committed(5)
     assert len(ears.waits) == 3
+    assert ears.rings == [frozenset({1, 2, 3})] * 4  # before the dead letters, each time
     dead = await log_of(broker_server.bootstrap, f"{topic}.dlq", 2)  # the first one once, though it came four times
     assert [record.value for record in dead] == [b"first poison", b"second poison"]
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any
 
 import pytest
 import typer
@@ -162,10 +163,10 @@ async def test_only_the_slice_it_runs_must_be_set(make_terminal: MakeTerminal, r
 
 
 def test_a_slice_is_chosen_by_name() -> None:
-    async def consume(_: Runtime) -> object:
+    async def consume(_: Runtime) -> Any:
         raise NotImplementedError
 
-    able = replace(TOY, consume=consume)  # type: ignore[arg-type]
+    able = replace(TOY, consume=consume)
     terminal = Terminal((able, OTHER), log_sender, {})
     assert terminal.chosen(None, lambda service: service.consume) == (able,)
     assert terminal.chosen("ingress", lambda _: True) == (OTHER,)

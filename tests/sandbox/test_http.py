@@ -12,6 +12,7 @@ from services.sandbox.http import BODY_BYTES_MAX, Answer, Call, Door, Outcome
 from services.sandbox.log import Ending, RequestLog, Vendor
 from services.sandbox.server import serving
 from tests.sandbox.clients import plain
+from tests.waiting import wait_until
 
 
 @dataclass(slots=True)
@@ -96,6 +97,19 @@ async def test_a_body_without_bound_is_refused(http: httpx.AsyncClient, log: Req
     assert (await http.post("/x", content=b"x" * (BODY_BYTES_MAX + 1))).status_code == 413
     assert len(echo.calls) == 1
     assert log.entries()[1].status == 413
+
+
+async def test_a_request_that_breaks_off_is_not_acted_upon(
+    http: httpx.AsyncClient, log: RequestLog, echo: Echo
+) -> None:
+    _, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+    writer.write(b"POST /github/x HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nemail=half")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    await wait_until(log.entries, within_s=10, what="the broken request is written down")
+    assert (log.entries()[0].ending, log.entries()[0].body_bytes) == (Ending.UNHEARD, 10)
+    assert echo.calls == []
 
 
 async def test_a_chunked_body_is_put_together(http: httpx.AsyncClient, echo: Echo) -> None:

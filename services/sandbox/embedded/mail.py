@@ -8,9 +8,15 @@ from email.message import EmailMessage
 from enum import StrEnum
 from typing import cast
 
-from aiosmtpd.smtp import SMTP, Envelope, Session
-
+from services.sandbox.embedded.packages import MAIL_PACKAGE, PackageMissing
 from services.sandbox.embedded.process import free_port
+
+try:
+    from aiosmtpd.smtp import SMTP, Envelope, Session
+except (
+    ModuleNotFoundError
+) as error:  # the one package of the group that is imported: say how to get it, as for the rest
+    raise PackageMissing(MAIL_PACKAGE) from error
 
 
 class MailFault(StrEnum):
