@@ -118,7 +118,7 @@ class Publisher:
         async with self._starting:
             if self._producer is None:
                 producer = AIOKafkaProducer(
-                    bootstrap_servers=self._kafka.addresses,
+                    bootstrap_servers=",".join(self._kafka.addresses),
                     acks="all",
                     enable_idempotence=self._kafka.idempotent,
                     max_request_size=RECORD_BYTES_MAX,
@@ -241,8 +241,8 @@ class DeadLetters:
             return
         where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
         told = where | {"timestamp-ms": record.timestamp, "reason": reason}
-        headers = [*record.headers, *((f"rowclaim-{name}", str(value).encode()) for name, value in told.items())]
-        headers.append(("rowclaim-key", record.key))
+        headers: list[Header] = [*record.headers, ("rowclaim-key", record.key)]
+        headers += [(f"rowclaim-{name}", str(value).encode()) for name, value in told.items()]
         await self._publisher.publish(record.topic + DEAD_LETTERS, record.value, key=key, headers=headers)
         self._buried[key] = None
         if len(self._buried) > BURIED_MAX:
