@@ -118,7 +118,7 @@ class Publisher:
         async with self._starting:
             if self._producer is None:
                 producer = AIOKafkaProducer(
-                    bootstrap_servers=",".join(self._kafka.addresses),
+                    bootstrap_servers=self._kafka.bootstrap,
                     acks="all",
                     enable_idempotence=self._kafka.idempotent,
                     max_request_size=RECORD_BYTES_MAX,
@@ -241,8 +241,9 @@ class DeadLetters:
             return
         where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
         told = where | {"timestamp-ms": record.timestamp, "reason": reason}
-        headers: list[Header] = [*record.headers, ("rowclaim-key", record.key)]
-        headers += [(f"rowclaim-{name}", str(value).encode()) for name, value in told.items()]
+        headers = [*record.headers, *((f"rowclaim-{name}", str(value).encode()) for name, value in told.items())]
+        if record.key is not None:
+            headers.append(("rowclaim-key", record.key))
         await self._publisher.publish(record.topic + DEAD_LETTERS, record.value, key=key, headers=headers)
         self._buried[key] = None
         if len(self._buried) > BURIED_MAX:

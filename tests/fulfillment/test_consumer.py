@@ -42,21 +42,44 @@ asyncio.run(main())
 @pytest.mark.promise("F5")
 async def test_of_twenty_flushes_in_four_processes_one_gets_the_row(house: House, purchases: Purchases) -> None:
     purchase = await purchases.add("octocat")
-    racing = [
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", MANY_FLUSHES, "5"),
-            cwd=ROOT,
-            env=dict(house.environ),
-            stdout=asyncio.subprocess.DEVNULL,
-        )
-        for _ in range(4)
-    ]
-    assert [await process.wait() for process in racing] == [0] * 4
+    await _race(house, processes=4, flushes_each=5)
     assert house.invited() == ["octocat"]
     assert len(house.world.log.entries(Vendor.GITHUB)) == 1
     row = await purchases.row(purchase)
     assert (row["fulfillment_state"], row["fulfillment_attempts"]) == (DELIVERED, 1)
     assert len(house.sink.messages) == 1
+
+
+async def test_sixteen_flushes_attempt_each_of_five_hundred_rows_once(
+    house: House, purchases: Purchases, owner: Connection
+) -> None:
+    """The mails are left out: what races are claims and calls."""
+    buyers = [f"buyer-{n}" for n in range(500)]
+    for login in buyers:
+        house.world.github.add_account(login)
+    await owner.executemany(
+        "insert into purchases (stripe_session_id, github_handle, created_at, fulfillment_state, edge)"
+        " values ('cs_' || $1, $1, rowclaim_now(), 'pending', 'record')",
+        [(login,) for login in buyers],
+    )
+    await _race(house, processes=4, flushes_each=4)
+    assert sorted(call.subject or "" for call in house.calls()) == sorted(buyers)
+    assert sorted(house.invited()) == sorted(buyers)
+    assert set(await purchases.states()) == {DELIVERED}
+    assert set(await purchases.attempts()) == {1}
+
+
+async def _race(house: House, *, processes: int, flushes_each: int) -> None:
+    racing = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", MANY_FLUSHES, str(flushes_each)),
+            cwd=ROOT,
+            env=dict(house.environ),
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        for _ in range(processes)
+    ]
+    assert [await process.wait() for process in racing] == [0] * processes
 
 
 @pytest.mark.promise("F8")

@@ -126,14 +126,15 @@ async def test_a_refusal_of_everybody_closes_the_gate_for_everybody(
 async def test_the_third_buyer_in_a_row_refused_for_no_known_reason_is_our_fault(
     start: Start, purchases: Purchases, owner: Connection
 ) -> None:
-    rows = [await purchases.add(handle) for handle in ("a", "A", "b", "c", "d")]
+    rows = [await purchases.add(handle) for handle in ("a", "A", None, "b", "c", "d")]
     process = await start()
     for handle in ("a", "A", "b", "c"):
         process.vendor.say(handle, Says.NO_BECAUSE)
     report = await process.fulfillment.flush()
-    assert await purchases.states() == [FAILED, FAILED, FAILED, PENDING, PENDING]
-    assert (report.stopped, report.failed) == (Stopped.CONFIG, 3)
-    assert [(await purchases.row(row))["attention"] is not None for row in rows] == [True, True, True, False, False]
+    assert await purchases.states() == [FAILED, FAILED, FAILED, FAILED, PENDING, PENDING]
+    assert (report.stopped, report.failed) == (Stopped.CONFIG, 4)
+    shown = [(await purchases.row(row))["attention"] is not None for row in rows]
+    assert shown == [True, True, False, True, False, False]
     assert await owner.fetchval("select count(*) from pages where resolved_at is null") == 1
 
 
@@ -173,15 +174,16 @@ async def test_two_flushes_take_two_rows_and_do_not_wait_for_each_other(start: S
 
 
 async def test_many_flushes_attempt_each_row_exactly_once(start: Start, purchases: Purchases) -> None:
-    """Sixteen processes, no pace: whatever the interleaving, a row is attempted once."""
-    for n in range(60):
-        await purchases.add(f"buyer-{n}")
+    """Sixteen processes, no pace, again and again: whatever the interleaving, a row is attempted once."""
     first = await start()
     processes = [first, *[await start(like=first) for _ in range(15)]]
-    reports = await asyncio.gather(*(process.fulfillment.flush() for process in processes))
-    assert sorted(first.vendor.calls) == sorted(f"buyer-{n}" for n in range(60))
-    assert sum(report.delivered for report in reports) == 60
-    assert await purchases.attempts() == [1] * 60
+    for again in range(1, 5):
+        for n in range(20):
+            await purchases.add(f"buyer-{again}-{n}")
+        reports = await asyncio.gather(*(process.fulfillment.flush() for process in processes))
+        assert sum(report.delivered for report in reports) == 20
+        assert len(set(first.vendor.calls)) == len(first.vendor.calls) == 20 * again
+        assert await purchases.attempts() == [1] * 20 * again
 
 
 @pytest.mark.promise("F10")
@@ -379,6 +381,18 @@ async def test_a_row_that_alone_times_out_is_put_off_and_tried_after_the_others(
         0,
         None,
     )
+
+
+async def test_of_several_deferred_rows_a_flush_tries_the_oldest_alone(start: Start, purchases: Purchases) -> None:
+    later = await purchases.now() + timedelta(minutes=5)
+    for handle, age_s in (("younger", 10), ("oldest", 30), ("older", 20)):
+        await purchases.add(handle, age_s=age_s, next_attempt_at=later)
+    await purchases.add("due")
+    process = await start()
+    await process.fulfillment.flush()
+    assert process.vendor.calls == ["due", "oldest"]
+    await process.fulfillment.flush()
+    assert process.vendor.calls == ["due", "oldest", "older"]
 
 
 async def test_a_deferral_doubles_from_half_a_minute_to_a_quarter_of_an_hour(

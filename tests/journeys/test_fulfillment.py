@@ -300,6 +300,18 @@ async def test_a_login_that_changed_hands_gets_nothing_and_is_seen_by_a_person(s
     assert await story.owner.fetchval("select why from desk.fulfillment_attention") == "login_changed_hands"
 
 
+async def test_a_stranger_invited_all_the_same_is_seen_by_a_person(story: Story) -> None:
+    """The login changed hands between the look and the invitation: GitHub says whom it invited."""
+    world = story.house.world
+    world.github.add_account("ada")
+    world.faults.add(Fault(Vendor.GITHUB, Act.ANSWER, reply=refusals.not_accessible(), path="^/users/"))
+    metadata = {"rowclaim_slice": "fulfillment", "github_username": "ada", "github_account_id": "1"}
+    await story.sells("ada", metadata=metadata)
+    await story.hears()
+    assert (await story.purchases(), story.house.invited()) == ({"ada": DELIVERED}, ["ada"])
+    assert await story.owner.fetchval("select why from desk.fulfillment_attention") == "invitee_mismatch"
+
+
 async def test_every_mail_and_log_and_page_is_without_what_it_must_not_hold(
     story: Story, capsys: pytest.CaptureFixture[str]
 ) -> None:

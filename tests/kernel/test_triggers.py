@@ -243,7 +243,7 @@ async def test_a_producer_waits_for_every_replica_and_is_idempotent_only_by_sett
     publisher = Publisher(Kafka(bootstrap="one:9092, two:9092", idempotent=idempotent))
     await publisher.publish(TOPIC, b"{}")
     settings = producer.made[0].settings
-    assert settings["bootstrap_servers"] == "one:9092,two:9092"
+    assert settings["bootstrap_servers"] == "one:9092, two:9092"
     assert settings["acks"] == "all"  # the driver's default is the leader alone
     assert settings["enable_idempotence"] is idempotent
     assert settings["request_timeout_ms"] <= 2_000  # else a dead broker holds its stop for forty seconds
