@@ -26,6 +26,7 @@ check: setup-dev ## format, lint, import contracts, both type checkers, generate
 	@.venv/bin/mypy
 	@.venv/bin/basedpyright
 	@.venv/bin/rowclaim reference --check
+	@.venv/bin/rowclaim schemas --check
 
 crash: setup-dev ## SIGKILL at every await that leaves the process, drive again, compare
 	@$(PYTEST) tests/crash $(ARGS)

@@ -118,7 +118,7 @@ def translated(error: BaseException) -> ServiceError | None:
         return Invariant("edge_refused", str(error))
     if isinstance(error, asyncpg.PostgresError) and error.sqlstate == "RC002":
         return Invariant("fence_refused", str(error))
-    if isinstance(error, UNREACHABLE) and not isinstance(error, ValueError):  # a bad argument stays one for ever
+    if isinstance(error, UNREACHABLE):
         return Retryable("database_unavailable", type(error).__name__)
     if isinstance(error, BUSY):
         return Retryable("database_busy", type(error).__name__)

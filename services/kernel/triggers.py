@@ -18,7 +18,6 @@ FastStream's defaults lose records in a dozen ways. What is set here, and why:
 import asyncio
 import hashlib
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -119,7 +118,7 @@ class Publisher:
         async with self._starting:
             if self._producer is None:
                 producer = AIOKafkaProducer(
-                    bootstrap_servers=self._kafka.addresses,
+                    bootstrap_servers=self._kafka.bootstrap,
                     acks="all",
                     enable_idempotence=self._kafka.idempotent,
                     max_request_size=RECORD_BYTES_MAX,
@@ -243,7 +242,8 @@ class DeadLetters:
         where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
         told = where | {"timestamp-ms": record.timestamp, "reason": reason}
         headers = [*record.headers, *((f"rowclaim-{name}", str(value).encode()) for name, value in told.items())]
-        headers.append(("rowclaim-key", record.key))
+        if record.key is not None:
+            headers.append(("rowclaim-key", record.key))
         await self._publisher.publish(record.topic + DEAD_LETTERS, record.value, key=key, headers=headers)
         self._buried[key] = None
         if len(self._buried) > BURIED_MAX:
@@ -357,33 +357,3 @@ def _decoded(records: Iterable[Record]) -> tuple[frozenset[int], list[tuple[Reco
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             dead.append((record, ".".join(map(str, (*first["loc"], first["type"])))[:200]))
     return frozenset(ids), dead
-
-
-class OutageFilter(logging.Filter):
-    """Lets one line a message form and ``every_s`` seconds through from the loggers below ``name``.
-
-    While its broker is away, aiokafka writes some seventy error lines a second for each consumer. Belongs on a handler:
-    a logger's own filter does not see what its children say.
-    """
-
-    def __init__(
-        self, name: str = "aiokafka", *, every_s: float = 30.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__(name)
-        self._every_s = every_s
-        self._clock = clock
-        self._last: dict[tuple[str, str], tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not super().filter(record):
-            return True
-        form = (record.name, str(record.msg))
-        now = self._clock()
-        last, dropped = self._last.get(form, (-self._every_s, 0))
-        if now - last < self._every_s:
-            self._last[form] = (last, dropped + 1)
-            return False
-        self._last[form] = (now, 0)
-        if dropped:
-            record.msg = f"{record.msg} ({dropped} like it were not written)"
-        return True

@@ -33,8 +33,8 @@ STOP_S: Final = 60.0
 SANDBOX_STOP_S: Final = 5.0
 COMMAND_S: Final = 120.0
 WATCH_S: Final = 0.2
-DEFAULT_HTTP_PORT: Final = Settings.model_fields["http_port"].default
-DEFAULT_BUCKET: Final = Settings.model_fields["s3_bucket"].default
+DEFAULT_HTTP_PORT: Final[int] = Settings.model_fields["http_port"].default
+DEFAULT_BUCKET: Final[str] = Settings.model_fields["s3_bucket"].default
 
 
 @dataclass(frozen=True, slots=True)

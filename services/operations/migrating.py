@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 import typer
@@ -133,7 +133,7 @@ async def create_topics(settings: Settings) -> list[str]:
     try:
         async with asyncio.timeout(ADMIN_S), admin(settings) as client:
             with Crossing(Door.KAFKA, "create topics"):
-                answer = await client.create_topics(wanted(settings.kafka_replication))
+                answer: Any = await client.create_topics(wanted(settings.kafka_replication))
     except (KafkaError, OSError, TimeoutError) as error:
         raise Retryable("broker_unavailable", f"{settings.kafka_bootstrap}: {type(error).__name__}") from error
     created: list[str] = []

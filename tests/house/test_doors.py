@@ -46,6 +46,7 @@ OBSERVERS = {
     "services/operations/demo/stage.py": {"asyncpg"},  # the demo's audience reads the end state
     "services/operations/installation.py": {"httpx"},  # asks its children whether they are ready
     "services/operations/probes.py": {"aiobotocore", "aiokafka", "botocore", "open_connection", "redis"},  # doctor
+    "services/operations/publishing.py": {"subprocess"},  # asks git what was promised
 }
 # Modules that need a library's names and exchange nothing themselves, with what they need.
 NAMES_ONLY = {

@@ -1,7 +1,6 @@
 """Triggers without a broker: what is rung, dropped, decoded and set aside, and how every subscriber is configured."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from services.kernel.triggers import (
     Doorbell,
     Header,
     Kafka,
-    OutageFilter,
     Publisher,
     make_broker,
     subscribe,
@@ -245,7 +243,7 @@ async def test_a_producer_waits_for_every_replica_and_is_idempotent_only_by_sett
     publisher = Publisher(Kafka(bootstrap="one:9092, two:9092", idempotent=idempotent))
     await publisher.publish(TOPIC, b"{}")
     settings = producer.made[0].settings
-    assert settings["bootstrap_servers"] == ["one:9092", "two:9092"]
+    assert settings["bootstrap_servers"] == "one:9092, two:9092"
     assert settings["acks"] == "all"  # the driver's default is the leader alone
     assert settings["enable_idempotence"] is idempotent
     assert settings["request_timeout_ms"] <= 2_000  # else a dead broker holds its stop for forty seconds
@@ -448,51 +446,6 @@ def test_joining_is_never_bounded_by_a_request_timeout_of_ours() -> None:
 def test_every_address_of_the_setting_is_known_to_the_consumers() -> None:
     broker, _ = subscribed(Kafka(bootstrap="one:9092, two:9092"))
     assert broker.config.broker_config.builder.keywords["bootstrap_servers"] == ["one:9092", "two:9092"]  # type: ignore[attr-defined]  # a partial
-
-
-# ------------------------------------------------------------------------------------------------------------- logging
-
-
-def log_record(name: str, message: str, *arguments: object) -> logging.LogRecord:
-    return logging.LogRecord(name, logging.ERROR, __file__, 1, message, arguments, None)
-
-
-def test_an_outage_is_one_line_a_form_and_window_and_the_rest_are_counted() -> None:
-    now = 100.0
-    outage = OutageFilter(every_s=30.0, clock=lambda: now)
-    assert outage.filter(log_record("aiokafka.conn", "cannot connect to %s", "a"))
-    assert not any(outage.filter(log_record("aiokafka.conn", "cannot connect to %s", node)) for node in "abc" * 100)
-    assert outage.filter(log_record("aiokafka.conn", "another form"))
-    assert outage.filter(log_record("aiokafka", "cannot connect to %s", "a"))  # another logger's
-    now += 31.0
-    late = log_record("aiokafka.conn", "cannot connect to %s", "b")
-    assert outage.filter(late)
-    assert late.getMessage() == "cannot connect to b (300 like it were not written)"
-
-
-def test_the_filter_leaves_every_other_logger_alone() -> None:
-    outage = OutageFilter(clock=lambda: 0.0)
-    assert all(outage.filter(log_record("services.kernel.triggers", "the same")) for _ in range(100))
-
-
-def test_the_filter_works_from_a_handler_for_all_of_the_drivers_loggers() -> None:
-    seen: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            seen.append(record.getMessage())
-
-    handler = Keep()
-    handler.addFilter(OutageFilter())
-    root = logging.getLogger("aiokafka")
-    root.addHandler(handler)
-    try:
-        for child in ("aiokafka.conn", "aiokafka.consumer.fetcher"):
-            for _ in range(70):
-                logging.getLogger(child).error("lost %s", "it")
-    finally:
-        root.removeHandler(handler)
-    assert seen == ["lost it", "lost it"]
 
 
 def test_the_drivers_producer_still_takes_what_we_set() -> None:

@@ -10,7 +10,11 @@ from services.operations.command_line import make_app
 from services.operations.terminal import Terminal
 from tests.operations.conftest import TOY, log_sender
 
-OURS = {"up", "migrate", "topics", "doctor", "serve", "consume", "sweep", "gate", "pages", "reference", "demo"}
+OURS = {"up", "demo", "migrate", "topics", "doctor", "serve", "consume", "sweep", "gate", "pages"} | {
+    "reference",
+    "schemas",
+    "asyncapi",
+}
 
 
 def names(terminal: Terminal) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from services.kernel.telemetry import Trace, unit_of_work
-from services.operations.logs import configure_logging
+from services.operations.logs import OutageFilter, configure_logging
 from tests.fixtures.logs import logging_restored
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -111,3 +111,45 @@ def test_a_terminal_gets_lines_for_eyes(monkeypatch: pytest.MonkeyPatch) -> None
     structlog.get_logger().info("hello", port=1)
     assert "hello" in terminal.getvalue()
     assert not terminal.getvalue().startswith("{")
+
+
+def log_record(name: str, message: str, *arguments: object) -> logging.LogRecord:
+    return logging.LogRecord(name, logging.ERROR, __file__, 1, message, arguments, None)
+
+
+def test_an_outage_is_one_line_a_form_and_window_and_the_rest_are_counted() -> None:
+    now = 100.0
+    outage = OutageFilter(every_s=30.0, clock=lambda: now)
+    assert outage.filter(log_record("aiokafka.conn", "cannot connect to %s", "a"))
+    assert not any(outage.filter(log_record("aiokafka.conn", "cannot connect to %s", node)) for node in "abc" * 100)
+    assert outage.filter(log_record("aiokafka.conn", "another form"))
+    assert outage.filter(log_record("aiokafka", "cannot connect to %s", "a"))  # another logger's
+    now += 31.0
+    late = log_record("aiokafka.conn", "cannot connect to %s", "b")
+    assert outage.filter(late)
+    assert late.getMessage() == "cannot connect to b (300 like it were not written)"
+
+
+def test_the_filter_leaves_every_other_logger_alone() -> None:
+    outage = OutageFilter(clock=lambda: 0.0)
+    assert all(outage.filter(log_record("services.kernel.triggers", "the same")) for _ in range(100))
+
+
+def test_the_filter_works_from_a_handler_for_all_of_the_drivers_loggers() -> None:
+    seen: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+
+    handler = Keep()
+    handler.addFilter(OutageFilter())
+    root = logging.getLogger("aiokafka")
+    root.addHandler(handler)
+    try:
+        for child in ("aiokafka.conn", "aiokafka.consumer.fetcher"):
+            for _ in range(70):
+                logging.getLogger(child).error("lost %s", "it")
+    finally:
+        root.removeHandler(handler)
+    assert seen == ["lost it", "lost it"]
