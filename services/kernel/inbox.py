@@ -113,27 +113,6 @@ async def subscribe(tx: Tx, consumer: str, subscriptions: Sequence[Subscription]
     return await tx.execute(SUBSCRIBE, [s.source for s in subscriptions], [s.kind for s in subscriptions], consumer)
 
 
-BODY: Final[LiteralString] = """
-select e.source, e.external_id, e.kind, b.body
-from event_ids e left join event_bodies b on b.event_id = e.id and b.received_at = e.received_at
-where e.id = $1"""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A stored event. ``body`` None: it is older than bodies are kept."""
-
-    source: str
-    external_id: str
-    kind: str
-    body: bytes | None
-
-
-async def find_event(tx: Tx, event_id: int) -> Event | None:
-    """An event by its id, with its bytes as they were received."""
-    return await tx.row(Event, BODY, event_id)
-
-
 MAKE_PARTITIONS: Final[LiteralString] = """select make_event_partitions($1)"""
 WEEKS_AHEAD: Final[LiteralString] = """select event_weeks_ahead()"""
 PARTITION_WEEKS: Final = 8

@@ -167,15 +167,3 @@ async def test_events_are_stored_eight_weeks_ahead_and_refused_beyond_until_part
     assert await inbox.make_partitions(db) == 0
     assert (await inbox.arrive(db, [arrival("late")]))["stripe", "late"].is_new
     assert await inbox.weeks_ahead(db) == 8
-
-
-async def test_an_event_is_read_back_byte_for_byte(connect: Connect, owner: asyncpg.Connection) -> None:
-    body = b'{"id":  "evt_1",\n "n": "\xc3\xa9\\u00e9"}'
-    arrived = await inbox.arrive(await connect("rowclaim_ingress"), [arrival("a", body=body)])
-    event_id = arrived["stripe", "a"].event_id
-    assert event_id is not None
-    db = await connect("rowclaim_fulfillment")
-    assert await inbox.find_event(db, event_id) == inbox.Event("stripe", "a", PAID.kind, body)
-    await owner.execute("delete from event_bodies")
-    assert await inbox.find_event(db, event_id) == inbox.Event("stripe", "a", PAID.kind, None)
-    assert await inbox.find_event(db, event_id + 1) is None
