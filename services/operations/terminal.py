@@ -75,13 +75,13 @@ class Terminal:
         finally:
             await database.close()
 
-    def run(self, service: Service, work: Callable[[Runtime], Awaitable[T]]) -> T:
+    def run(self, service: Service, work: Callable[[Runtime], Awaitable[T]], *, in_order: bool = False) -> T:
         """Open a process for one slice, do the work on its loop, close it."""
 
         async def one(process: Process) -> T:
             return await work(process)
 
-        return self.run_process(service.name, (service,), one)
+        return self.run_process(service.name, (service,), one, own_signals=in_order)
 
     def run_process(
         self,

@@ -1,6 +1,7 @@
 """The card, and what only real processes show: races between them, and deaths at a chosen instant."""
 
 import asyncio
+import json
 import signal
 import sys
 
@@ -145,6 +146,23 @@ async def test_killed_between_delivery_and_mail_only_force_sends_the_mail(house:
     forced = await house.command("retrigger", str(purchase), "--force", "--reason", "mail never came", "--json")
     assert (forced.answer["after"], forced.answer["mails_sent"]) == (DELIVERED, 1)
     assert len(house.sink.messages) == 1
+
+
+async def test_a_command_that_is_interrupted_ends_its_attempt_and_leaves_the_rest(
+    house: House, purchases: Purchases
+) -> None:
+    """Ctrl-C in the middle of a call: its answer is waited for and written, and nothing more is claimed."""
+    house.world.github.add_account("second")
+    await purchases.add("octocat")
+    await purchases.add("second")
+    house.world.faults.add(Fault(Vendor.GITHUB, Act.LATE, method="PUT", delay_ms=1500))
+    flush = await house.start("flush", "--json")
+    await wait_until(house.calls, within_s=30, what="the first call is under way")
+    flush.send_signal(signal.SIGINT)
+    out, _ = await flush.communicate()
+    assert flush.returncode == 0
+    assert (json.loads(out)["stopped"], json.loads(out)["delivered"]) == ("stopping", 1)
+    assert await purchases.states() == [DELIVERED, PENDING]
 
 
 def test_the_card_says_what_fulfillment_is_owed_and_what_runs() -> None:

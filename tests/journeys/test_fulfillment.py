@@ -284,6 +284,22 @@ async def test_a_rate_limit_is_waited_for_by_everybody(story: Story, clock: Cloc
     assert set((await story.purchases()).values()) == {DELIVERED}
 
 
+async def test_refusals_without_an_instant_are_waited_out_ever_longer_until_one_call_is_taken(
+    story: Story, clock: Clock
+) -> None:
+    story.house.world.faults.add(Fault(Vendor.GITHUB, Act.ANSWER, reply=refusals.bare_429(), times=2))
+    await story.sells("ada")
+    await story.hears()
+    gate = "select refusals, round(extract(epoch from closed_until - closed_at))::int as seconds from vendor_gates"
+    assert tuple(await story.owner.fetchrow(gate)) == (1, 60)
+    await clock.shift(timedelta(seconds=61))
+    assert (await story.fulfillment.flush()).stopped is Stopped.TRANSIENT
+    assert tuple(await story.owner.fetchrow(gate)) == (2, 120)
+    await clock.shift(timedelta(seconds=121))
+    assert (await story.fulfillment.flush()).delivered == 1
+    assert await story.owner.fetchval("select refusals from vendor_gates") == 0
+
+
 async def test_a_login_that_changed_hands_gets_nothing_and_is_seen_by_a_person(story: Story) -> None:
     world = story.house.world.github
     account = world.add_account("ada")

@@ -55,6 +55,12 @@ async def test_a_stop_forgets_what_waits(receiver: Receiver) -> None:
     assert len(box.deliveries) == 1
 
 
+async def test_a_closed_outbox_opens_again(world: World, receiver: Receiver) -> None:
+    for _ in range(2):
+        assert (await world.outbox.send(parcel(receiver))).taken
+        await world.outbox.close()
+
+
 async def test_the_record_is_bounded(world: World, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DELIVERIES_MAX", 2)
     for _ in range(3):

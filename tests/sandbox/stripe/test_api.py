@@ -79,7 +79,9 @@ async def test_an_answer_follows_the_version_it_is_asked_in(raw: httpx.AsyncClie
 
 async def test_a_json_body_is_refused(raw: httpx.AsyncClient, world: World) -> None:
     response = await raw.post("/v1/checkout/sessions", json=SESSION)
-    assert (response.status_code, "x-www-form-urlencoded" in response.text) == (400, True)
+    assert (response.status_code, "Yours is application/json." in response.text) == (400, True)
+    unnamed = await raw.post("/v1/checkout/sessions", content=b"mode=payment")
+    assert "Yours is missing." in unnamed.text
     assert sessions(world) == 0
 
 
