@@ -165,7 +165,8 @@ async def test_two_flushes_take_two_rows_and_do_not_wait_for_each_other(start: S
     a.vendor.before = before
     flush_a = asyncio.create_task(a.fulfillment.flush())
     await wait_until(lambda: a.vendor.calls == ["held"], within_s=10, what="the first flush is in its call")
-    report = await b.fulfillment.flush()
+    async with asyncio.timeout(30):
+        report = await b.fulfillment.flush()
     assert report.delivered == 1
     assert await purchases.states() == [IN_PROGRESS, DELIVERED]
     resume.set()
