@@ -20,7 +20,7 @@ from services.operations import subscribing
 from services.operations.subscribers import is_consuming
 from services.sandbox.embedded.broker import Broker
 from tests.fixtures.database import ROOT
-from tests.fixtures.listening import GROUP, Ears, kafka_of, listening, log_of, told
+from tests.fixtures.listening import GROUP, PATIENCE_S, Ears, kafka_of, listening, log_of, told
 from tests.fixtures.servers import create_topics
 from tests.waiting import wait_until
 
@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 
 async def test_a_ring_reaches_the_worker_in_milliseconds_and_is_committed(kafka: Kafka, topic: str) -> None:
     ears, stop = Ears(kafka, topic), asyncio.Event()
-    bell = Doorbell(Publisher(kafka), topics=[topic])
+    bell = Doorbell(Publisher(kafka, bound_s=PATIENCE_S), topics=[topic])
     async with listening(ears):
         run = asyncio.create_task(bell.run(stop))
         bell.ring(topic, [1])
