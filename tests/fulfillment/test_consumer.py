@@ -201,6 +201,7 @@ def test_the_card_says_what_fulfillment_is_owed_and_what_runs() -> None:
     assert [machine.table for machine in SERVICE.machines] == ["purchases"]
 
 
+@pytest.mark.promise("F30")
 @pytest.mark.parametrize(("sweep", "sweeps"), [("false", []), ("true", ["fulfillment.flush"])])
 async def test_a_sweep_over_purchases_runs_only_where_it_was_switched_on(
     house: House, purchases: Purchases, sweep: str, sweeps: list[str]
@@ -215,6 +216,7 @@ async def test_a_sweep_over_purchases_runs_only_where_it_was_switched_on(
     assert await purchases.states() == [DELIVERED if sweeps else PENDING]
 
 
+@pytest.mark.promise("F48")
 def test_the_settings_are_named_after_the_slice_and_keep_their_secrets(house: House) -> None:
     assert all(name.startswith("ROWCLAIM_FULFILLMENT_") for name in variables(FulfillmentSettings))
     settings = load_settings(FulfillmentSettings, house.environ)

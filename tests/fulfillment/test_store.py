@@ -57,7 +57,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.promise("F4")
+@pytest.mark.promise("F4", "F11")
 async def test_the_claim_itself_stamps_and_counts(database_url: DatabaseUrl, purchases: Purchases) -> None:
     """The process dies with the claim's answer in its hands: nothing of it was left for a later statement."""
     purchase = await purchases.add(fulfillment_attempts=2)
