@@ -92,8 +92,10 @@ async def test_a_fault_of_ours_is_nobodys_failure(
 
     # A quarter of an hour nobody calls; then the first trigger tries again, and the page stays the same one.
     assert (await process.fulfillment.flush()).stopped is Stopped.GATE_CLOSED
+    await clock.shift(timedelta(minutes=14))
+    assert (await process.fulfillment.flush()).stopped is Stopped.GATE_CLOSED
     assert len(process.vendor.calls) == 1
-    await clock.shift(timedelta(minutes=15, seconds=1))
+    await clock.shift(timedelta(minutes=1, seconds=1))
     assert (await process.fulfillment.flush()).stopped is Stopped.CONFIG
     assert [(p["seen"], p["over"]) for p in await owner.fetch(pages)] == [(2, False)]
 
