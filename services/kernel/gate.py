@@ -41,14 +41,7 @@ class Closed:
     until: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A reserved start: seconds from now on."""
-
-    wait_s: float
-
-
-# Zero rows: the gate is closed. The clock, not the transaction's instant: a reservation may have waited for another's.
+# The seconds until the reserved start. Zero rows: the gate is closed. By the clock: it may have waited for another's.
 RESERVE: Final[LiteralString] = """
 insert into vendor_gates as g (vendor, next_start_at) values ($1, rowclaim_clock() + $2::interval)
 on conflict (vendor) do update set next_start_at = greatest(g.next_start_at, rowclaim_clock()) + $2::interval
@@ -102,9 +95,7 @@ class Gates:
     async def _enter(self, vendor: str) -> Go | Closed:
         pace = self._pace.get(vendor, timedelta())
         if pace:
-            slot = await self._tx.row(Slot, RESERVE, vendor, pace)
-            if slot is not None and slot.wait_s > 0:
-                await asyncio.sleep(slot.wait_s)
+            await asyncio.sleep(await self._tx.value(RESERVE, vendor, pace) or 0)
         until = await self.closed_until(vendor)
         return Go() if until is None else Closed(until)
 

@@ -16,11 +16,12 @@ from services.kernel.deliveries import reap_deliveries
 from services.kernel.jobs import run_job
 from services.kernel.service import Consumption, Service
 from services.kernel.sweep import Sweep, run_sweep
-from services.kernel.triggers import DeadLetters, Publisher, make_broker, subscribe
+from services.kernel.triggers import Publisher
 from services.operations import store, web
 from services.operations.process import Process, Task, run_tasks
 from services.operations.serving import page_invariant, readiness
 from services.operations.subscribers import Liveness, is_consuming, run_subscribers
+from services.operations.subscribing import DeadLetters, make_broker, subscribe
 from services.operations.terminal import Terminal
 
 log = structlog.get_logger()

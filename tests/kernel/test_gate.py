@@ -86,12 +86,12 @@ async def test_refusals_in_a_row_double_the_wait_up_to_an_hour_and_a_success_end
 async def test_reserved_starts_are_a_pace_apart_however_many_reserve_at_once(
     db: Database, owner: asyncpg.Connection
 ) -> None:
-    waits = await asyncio.gather(*(db.row(gate.Slot, gate.RESERVE, "github", timedelta(seconds=10)) for _ in range(5)))
-    rounded = sorted(round(slot.wait_s / 10) for slot in waits if slot is not None)
+    waits = await asyncio.gather(*(db.value(gate.RESERVE, "github", timedelta(seconds=10)) for _ in range(5)))
+    rounded = sorted(round(wait_s / 10) for wait_s in waits if wait_s is not None)
     assert rounded == [0, 1, 2, 3, 4]
     await owner.execute("update vendor_gates set closed_until = rowclaim_now() + interval '1 minute'")
-    assert await db.row(gate.Slot, gate.RESERVE, "github", timedelta(seconds=10)) is None
-    assert await db.row(gate.Slot, gate.RESERVE, "stripe", timedelta(seconds=10)) == gate.Slot(0.0)
+    assert await db.value(gate.RESERVE, "github", timedelta(seconds=10)) is None
+    assert await db.value(gate.RESERVE, "stripe", timedelta(seconds=10)) == 0.0
 
 
 async def test_a_call_after_a_reservation_uses_its_slot_and_the_next_call_takes_its_own(

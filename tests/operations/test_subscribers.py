@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 
 from schemas.triggers import TOPICS
 from services.__main__ import discover
-from services.kernel import triggers
 from services.kernel.errors import Retryable
 from services.kernel.triggers import Kafka, Publisher
+from services.operations import subscribing
 from services.operations.subscribers import (
     Liveness,
     is_consuming,
@@ -97,7 +97,7 @@ async def test_bytes_the_driver_cannot_read_are_passed_and_fetched_once(
     kafka: Kafka, topic: str, stranger: AIOKafkaProducer
 ) -> None:
     """The driver fails on them for ever, and the framework restarts its loop at once: a busy core and no rings."""
-    unreadable = triggers.RECORDS.labels(topic, "unreadable")._value
+    unreadable = subscribing.RECORDS.labels(topic, "unreadable")._value
     ears = Ears(kafka, topic)
     async with listening(ears):
         await (await stranger.send_batch(with_odd_header_name(stranger, told("1")), topic, partition=0))

@@ -16,6 +16,7 @@ from services.kernel import doors, triggers
 from services.kernel.doors import Door
 from services.kernel.errors import Retryable
 from services.kernel.triggers import Doorbell, Kafka, Publisher
+from services.operations import subscribing
 from services.operations.subscribers import is_consuming
 from services.sandbox.embedded.broker import Broker
 from tests.fixtures.database import ROOT
@@ -50,10 +51,10 @@ async def test_many_records_are_one_ring_of_distinct_ids_and_bounded_batches(
     await stranger.flush()
     batches: list[int] = []
     ears = Ears(kafka, topic)
-    decoded = triggers._decoded
+    decoded = subscribing._decoded
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(triggers, "_decoded", lambda records: (batches.append(len(records)), decoded(records))[1])
+        patched.setattr(subscribing, "_decoded", lambda records: (batches.append(len(records)), decoded(records))[1])
         async with listening(ears):
             await ears.until_committed(1_200)
     assert sum(batches) == 1_200
@@ -219,7 +220,7 @@ async def test_while_nothing_can_be_set_aside_nothing_is_lost_and_good_ids_ring(
 async def test_a_commit_that_fails_is_counted_and_not_tried_without_a_bound(
     kafka: Kafka, topic: str, stranger: AIOKafkaProducer
 ) -> None:
-    failed = triggers.COMMITS_FAILED.labels(topic)._value
+    failed = subscribing.COMMITS_FAILED.labels(topic)._value
     ears = Ears(kafka, topic)
     async with listening(ears):
         consumer: Any = ears.subscriber.consumer
@@ -245,7 +246,7 @@ async def test_a_commit_that_fails_is_counted_and_not_tried_without_a_bound(
 async def test_a_commit_that_hangs_is_given_up(
     kafka: Kafka, topic: str, stranger: AIOKafkaProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triggers, "COMMIT_S", 0.05)
+    monkeypatch.setattr(subscribing, "COMMIT_S", 0.05)
     ears = Ears(kafka, topic)
     async with listening(ears):
         consumer: Any = ears.subscriber.consumer
@@ -270,7 +271,7 @@ class Child:
 
     @classmethod
     async def start(cls, kafka: Kafka, topic: str, *faults: str) -> "Child":
-        program = ("-m", "tests.kernel.ringing_child", kafka.bootstrap, topic, GROUP, *faults)
+        program = ("-m", "tests.operations.ringing_child", kafka.bootstrap, topic, GROUP, *faults)
         return cls(
             await asyncio.create_subprocess_exec(
                 sys.executable, *program, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
