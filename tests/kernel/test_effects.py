@@ -1,7 +1,6 @@
 """One attempt: bounded, its outcome written once and never cut off, its loss a normal return."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -37,10 +36,7 @@ async def never() -> str:
     raise AssertionError("waited for nothing")
 
 
-Call = Callable[[], Awaitable[str]]
-
-
-async def run(row: Row, call: Call = delivered, bound_s: float = BOUND_S) -> Attempt[str]:
+async def run(row: Row, call=delivered, bound_s: float = BOUND_S) -> Attempt[str]:
     return await attempt(call, row.write, bound_s=bound_s, timed_out=lambda: "unknown")
 
 

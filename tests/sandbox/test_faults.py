@@ -111,13 +111,16 @@ async def test_an_answer_instead_of_the_truth(world: World, http: httpx.AsyncCli
 
 
 @pytest.mark.parametrize(("at", "did"), [(Moment.BEFORE, set()), (Moment.AFTER, {"octocat"})])
-async def test_a_drop(world: World, http: httpx.AsyncClient, at: Moment, did: set[str]) -> None:
+async def test_a_drop(
+    world: World, http: httpx.AsyncClient, at: Moment, did: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
     world.faults.add(fault(Act.DROP, at=at))
     with pytest.raises(httpx.RemoteProtocolError, match="without sending a response"):
         await put(http)
     assert invited(world) == did
     entry = world.log.entries()[0]
     assert (entry.ending, entry.status) == (Ending.DROPPED, None)
+    assert caplog.records == [], "the server was not asked to finish what was dropped"
 
 
 async def test_a_cut_sends_half(world: World, http: httpx.AsyncClient) -> None:

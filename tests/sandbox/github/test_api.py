@@ -80,6 +80,7 @@ async def test_a_collaborator_is_not_invited_again(
     assert (response.status_code, response.content) == (204, b"")
     assert described(github_description, response)
     assert world.log.entries()[-1].effect == "access_kept"
+    assert list(world.github.repository(DEFAULT_REPOSITORY).collaborators.values()) == ["read"], "was write"
 
 
 async def test_an_expired_invitation_stays_until_it_is_deleted(github: httpx.AsyncClient, world: World) -> None:
@@ -320,7 +321,7 @@ async def test_removing_a_collaborator(
 # ------------------------------------------------------------------------------------------------------ invitations
 
 
-async def test_deleting_an_invitation(github: httpx.AsyncClient, github_description: Description) -> None:
+async def test_deleting_an_invitation(github: httpx.AsyncClient, world: World, github_description: Description) -> None:
     created = (await github.put(invite("octocat"))).json()
     path = f"{REPOS}/invitations/{created['id']}"
     deleted = await github.delete(path)
@@ -328,6 +329,7 @@ async def test_deleting_an_invitation(github: httpx.AsyncClient, github_descript
     assert described(github_description, deleted)
     assert (await github.delete(path)).status_code == 404
     assert (await github.delete(f"{REPOS}/invitations/none")).status_code == 404
+    assert [entry.effect for entry in world.log.entries(method="DELETE")] == ["invitation_deleted", None, None]
 
 
 @pytest.fixture
