@@ -16,21 +16,23 @@ demo: setup-embedded ## play the whole story on embedded servers and print the v
 up: setup-embedded ## start everything on embedded servers and stay
 	@.venv/bin/rowclaim up $(ARGS)
 
-test: setup-dev ## the tests, but for the two below that take longer (crash, mutate)
-	@$(PYTEST) -n $(WORKERS) --ignore=tests/crash --ignore=tests/mutation $(ARGS)
+test: setup-dev ## the tests, but for the crash sweep and mutation, which take longer
+	@$(PYTEST) -n $(WORKERS) --ignore=tests/crash $(ARGS)
 
-check: setup-dev ## format, lint, import contracts, both type checkers
+check: setup-dev ## format, lint, import contracts, both type checkers, generated files
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
 	@.venv/bin/lint-imports
 	@.venv/bin/mypy
 	@.venv/bin/basedpyright
+	@.venv/bin/rowclaim reference --check
+	@.venv/bin/rowclaim schemas --check
 
 crash: setup-dev ## SIGKILL at every await that leaves the process, drive again, compare
-	@$(PYTEST) tests/crash $(ARGS)
+	@$(PYTEST) -n $(WORKERS) tests/crash $(ARGS)
 
 mutate: setup-dev ## remove one conjunct, CHECK or unique at a time: a test must die
-	@$(PYTEST) tests/mutation $(ARGS)
+	@.venv/bin/python -m tests.mutation $(ARGS)
 
 bench: setup-dev ## requests/s and claims/s beside their baselines
 	@.venv/bin/python -m bench $(ARGS)

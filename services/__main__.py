@@ -3,6 +3,7 @@ new slice.
 """
 
 import importlib
+import importlib.util
 import pkgutil
 import sys
 

@@ -1,7 +1,5 @@
 """What an operator types: deliver what is pending now, or send one purchase again."""
 
-import getpass
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Protocol, TypeVar
 
@@ -17,11 +15,6 @@ class InProcess(Protocol):
     """Opens a process of this slice, does the work in it, closes it."""
 
     def __call__(self, line: CommandLine, work: Callable[[Fulfillment], Awaitable[T]]) -> T: ...
-
-
-def actor() -> str:
-    """Who types: the operating system's word for it, kept with what was done."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def make_commands(in_process: InProcess) -> typer.Typer:
@@ -48,9 +41,8 @@ def make_commands(in_process: InProcess) -> typer.Typer:
     ) -> None:
         """Set one purchase back to pending, then flush. A closed gate stays closed: the answer says until when."""
         line: CommandLine = context.obj
-        who = actor()
         done = in_process(
-            line, lambda fulfillment: fulfillment.retrigger(purchase, actor=who, reason=reason, force=force)
+            line, lambda fulfillment: fulfillment.retrigger(purchase, actor=line.actor, reason=reason, force=force)
         )
         line.show(_retriggered(done), as_json=as_json)
 

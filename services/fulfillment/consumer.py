@@ -32,6 +32,7 @@ class FulfillmentSettings(InviteSettings):
     model_config = SettingsConfigDict(env_prefix="ROWCLAIM_FULFILLMENT_")
 
     stripe_api_key: SecretStr
+    """Reads Checkout Sessions; a restricted key will do."""
     stripe_api_url: str | None = None
     """Unset: Stripe's own."""
     mail_from: str
@@ -78,12 +79,12 @@ async def consume(runtime: Runtime) -> Consumption:
 
 
 def in_process(line: CommandLine, work: Callable[[Fulfillment], Awaitable[T]]) -> T:
-    """A command's work, in a process of its own."""
+    """A command's work, in a process of its own. Ctrl-C must not strand the row of the attempt in hand."""
 
     async def opened(runtime: Runtime) -> T:
         return await work(await open_fulfillment(runtime))
 
-    return line.run(SERVICE, opened)
+    return line.run(SERVICE, opened, in_order=True)
 
 
 SERVICE: Final = Service(

@@ -409,7 +409,7 @@ class Fulfillment:
             return store.Timeouts()
         starts = [*purchase.timeout_starts, purchase.attempted_at][-SLOW_TIMEOUTS:]
         counted = store.Timeouts(purchase.timeouts_in_row + 1, starts)
-        if len(starts) < SLOW_TIMEOUTS or not await store.delivered_since(self.db, purchase, starts[0]):
+        if len(starts) < SLOW_TIMEOUTS or not await store.delivered_since(self.db, starts[0]):
             return counted
         defer = min(DEFERRAL * 2 ** min(purchase.deferrals, 16), DEFERRAL_MAX)
         return replace(counted, deferrals=purchase.deferrals + 1, defer=defer)

@@ -2,16 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, LiteralString
 
 import asyncpg
 
 from services.kernel import inbox
-from services.kernel.batch import wait_briefly_for_locks
 from services.kernel.db import Database, Tx
-from services.kernel.deliveries import DeliveryState, EventId
+from services.kernel.deliveries import DeliveryState
 from services.kernel.inbox import Arrival, Arrived
+
+LOCK_WAIT: Final = timedelta(milliseconds=50)
+"""How long a batch waits for a lock: everybody behind it waits as long. The single path has its role's patience."""
+
+WAIT_FOR_LOCKS: Final[LiteralString] = """select set_config('lock_timeout', $1, true)"""
+
+
+async def wait_briefly_for_locks(tx: Tx, wait: timedelta = LOCK_WAIT) -> None:
+    """Let the rest of this transaction wait ``wait`` for a lock, instead of its role's patience."""
+    await tx.value(WAIT_FOR_LOCKS, f"{wait // timedelta(milliseconds=1)}ms")
 
 
 async def arrive_together(db: Database, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], Arrived]:
@@ -99,14 +108,13 @@ set state = 'pending', edge = case d.state when 'done' then 'replay' else 'repla
     claim_token = d.claim_token + 1, outcome_token = null, next_attempt_at = rowclaim_clock(),
     finished_at = null, crash_reaps = 0
 from unnest($2::bigint[], $3::bigint[]) as u (event_id, token)
-where d.event_id = u.event_id and d.consumer = $1 and d.state in ('done', 'not_ours') and d.claim_token = u.token
-returning d.event_id"""
+where d.event_id = u.event_id and d.consumer = $1 and d.state in ('done', 'not_ours') and d.claim_token = u.token"""
 
 
 async def replay_deliveries(tx: Tx, consumer: str, finished: Sequence[Standing]) -> int:
     """Set finished deliveries back to pending; how many still were as they stood."""
     ids, tokens = [s.event_id for s in finished], [s.claim_token for s in finished]
-    return len(await tx.rows(EventId, REPLAY, consumer, ids, tokens))
+    return await tx.execute(REPLAY, consumer, ids, tokens)
 
 
 OWE: Final[LiteralString] = """

@@ -19,22 +19,12 @@ import os
 import secrets
 import socket
 from datetime import timedelta
-from typing import Protocol
 
 WORKER: str = f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(4)}"
 """Who claims: unique per process start, so that a restarted process never mistakes another's row for its own."""
 
 LEASE_RENEWALS = 3
 """A lease is renewed this many times in its life: two renewals may be late before anybody else may take the row."""
-
-
-class Claimed(Protocol):
-    """A row as its claim returned it: every later write names its id and presents its token."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def claim_token(self) -> int: ...
 
 
 def renewal_interval_s(lease: timedelta) -> float:

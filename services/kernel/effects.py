@@ -10,22 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 OutcomeT = TypeVar("OutcomeT")
 T = TypeVar("T")
-
-
-class Reclaim(StrEnum):
-    """What may happen to a row whose worker died between claim and outcome."""
-
-    NEVER = "never"
-    """A person decides: the effect has no key by which the vendor would recognise a repetition."""
-    AFTER_LEASE = "after_lease"
-    """The reaper frees it when its lease is over: repeating the effect is harmless."""
-    PROBE_FIRST = "probe_first"
-    """The vendor is asked before anything is sent again."""
 
 
 @dataclass(frozen=True, slots=True)

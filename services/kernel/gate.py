@@ -24,8 +24,6 @@ SECONDS = Histogram("rowclaim_vendor_call_seconds", "How long calls to vendors t
 CLOSED_MIN: Final = timedelta(seconds=1)
 REFUSAL_FLOOR: Final = timedelta(seconds=60)
 REFUSAL_CAP: Final = timedelta(hours=1)
-PACE_MARGIN: Final = 1.01
-"""Starts a pace apart here must not arrive nearer there: the way is not equally long for every request."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,25 +41,7 @@ class Closed:
     until: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A reserved start: seconds from now on."""
-
-    wait_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """A gate as operators see it."""
-
-    vendor: str
-    closed_until: datetime | None
-    reason: str | None
-    closed_by: str | None
-    refusals: int
-
-
-# Zero rows: the gate is closed. The clock, not the transaction's instant: a reservation may have waited for another's.
+# The seconds until the reserved start. Zero rows: the gate is closed. By the clock: it may have waited for another's.
 RESERVE: Final[LiteralString] = """
 insert into vendor_gates as g (vendor, next_start_at) values ($1, rowclaim_clock() + $2::interval)
 on conflict (vendor) do update set next_start_at = greatest(g.next_start_at, rowclaim_clock()) + $2::interval
@@ -92,25 +72,6 @@ on conflict (vendor) do update set
 SUCCEED: Final[LiteralString] = """
 update vendor_gates set refusals = 0 where vendor = $1 and refusals > 0"""
 
-OPEN: Final[LiteralString] = """
-update vendor_gates set closed_until = null, reason = null, closed_by = null, closed_at = null, refusals = 0
-where vendor = $1 and closed_until > rowclaim_now()"""
-
-GATES: Final[LiteralString] = """
-select vendor, case when closed_until > rowclaim_now() then closed_until end as closed_until,
-       reason, closed_by, refusals
-from vendor_gates order by vendor"""
-
-
-async def list_gates(tx: Tx) -> list[Gate]:
-    """Every vendor that was ever called through a gate; ``closed_until`` None: open."""
-    return await tx.rows(Gate, GATES)
-
-
-async def open_gate(tx: Tx, vendor: str) -> bool:
-    """Open a closed gate on a person's word; False: it was open."""
-    return await tx.execute(OPEN, vendor) == 1
-
 
 class Gates:
     """The vendors' gates as one slice of this process uses them. ``pace_s``: least seconds between two starts."""
@@ -118,7 +79,7 @@ class Gates:
     def __init__(self, tx: Tx, *, pace_s: Mapping[str, float] | None = None) -> None:
         self._tx = tx
         self._pace = {vendor: timedelta(seconds=pace) for vendor, pace in (pace_s or {}).items()}
-        self._started_at: dict[str, float] = {}
+        self._busy_until: dict[str, float] = {}
 
     async def reserve(self, vendor: str) -> Go | Closed:
         """Reserve the next start, wait for it, and look at the gate again: it may have closed meanwhile.
@@ -134,9 +95,7 @@ class Gates:
     async def _enter(self, vendor: str) -> Go | Closed:
         pace = self._pace.get(vendor, timedelta())
         if pace:
-            slot = await self._tx.row(Slot, RESERVE, vendor, pace)
-            if slot is not None and slot.wait_s > 0:
-                await asyncio.sleep(slot.wait_s)
+            await asyncio.sleep(await self._tx.value(RESERVE, vendor, pace) or 0)
         until = await self.closed_until(vendor)
         return Go() if until is None else Closed(until)
 
@@ -168,16 +127,18 @@ class Gates:
         await self._space(vendor)
 
     async def _space(self, vendor: str) -> None:
-        """Hold this process's starts apart: a slot is when a caller may begin, and whatever comes between the slot and
-        the call (a claim, a loaded machine) makes it late, and the next caller's slot too near."""
-        pace_s = self._pace.get(vendor, timedelta()).total_seconds() * PACE_MARGIN
-        if pace_s == 0:
-            return
+        """Let the pace pass since this process's last call ended, too: a slot says when a caller may begin, and what
+        comes between slot and call (a claim, a loaded machine, the way there) would bring the next caller nearer."""
+        pace_s = self._pace.get(vendor, timedelta()).total_seconds()
         now = asyncio.get_running_loop().time()
-        start_at = max(now, self._started_at.get(vendor, now - pace_s) + pace_s)
-        self._started_at[vendor] = start_at
+        start_at = max(now, self._busy_until.get(vendor, now - pace_s) + pace_s)
+        self._busy_until[vendor] = start_at
         if start_at > now:
             await asyncio.sleep(start_at - now)
+
+    def ended(self, vendor: str) -> None:
+        """A call of this process's is over."""
+        self._busy_until[vendor] = max(self._busy_until[vendor], asyncio.get_running_loop().time())
 
 
 _reserved: ContextVar[str | None] = ContextVar("reserved_slot", default=None)
@@ -218,6 +179,7 @@ def vendor(name: str, *, bound_s: float) -> Callable[[Call[G, P, T]], Call[G, P,
                 result = "timed_out"
                 raise
             finally:
+                self.gates.ended(name)
                 CALLS.labels(name, call.__name__, result).inc()
 
         return gated

@@ -27,7 +27,7 @@ _ADDRESS: Final = re.compile(r"[^\s@<>]+@[^\s@<>]+")
 
 
 class Severity(StrEnum):
-    """How loudly a page wakes somebody; the four of PagerDuty's Events API."""
+    """How loudly somebody is woken."""
 
     CRITICAL = "critical"
     ERROR = "error"
@@ -84,12 +84,10 @@ update pages p set sending_until = rowclaim_now() + $2::interval
 from next where p.id = next.id
 returning p.id, p.dedup_key, p.severity, p.summary, p.sent_at is not null as resolved"""
 
-SENT: Final[LiteralString] = """
-update pages set sent_at = coalesce(sent_at, rowclaim_now()), sending_until = null,
-  resolve_sent_at = case when $2 then rowclaim_now() end
+LET_GO: Final[LiteralString] = """
+update pages set sending_until = null, sent_at = coalesce(sent_at, case when $2 then rowclaim_now() end),
+  resolve_sent_at = case when $2 and $3 then rowclaim_now() end
 where id = $1"""
-
-NOT_SENT: Final[LiteralString] = """update pages set sending_until = null where id = $1"""
 
 
 class Pager:
@@ -114,7 +112,7 @@ class Pager:
         counts = {"sent": 0, "failed": 0}
         for page in sorted(await self._tx.rows(Page, TAKE_UNSENT, SEND_BATCH, SENDING_LEASE), key=lambda p: p.id):
             taken = await self._sent(page)
-            await (self._tx.execute(SENT, page.id, page.resolved) if taken else self._tx.execute(NOT_SENT, page.id))
+            await self._tx.execute(LET_GO, page.id, taken, page.resolved)
             counts["sent" if taken else "failed"] += 1
         return counts
 

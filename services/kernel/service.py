@@ -68,8 +68,11 @@ class CommandLine(Protocol):
         """Who is at the keyboard, for ``admin_actions``."""
         ...
 
-    def run(self, service: "Service", work: Callable[[Runtime], Awaitable[T]]) -> T:
-        """Open a process for one slice, do the work on its loop, close it. A ServiceError ends the command."""
+    def run(self, service: "Service", work: Callable[[Runtime], Awaitable[T]], *, in_order: bool = False) -> T:
+        """Open a process for one slice, do the work on its loop, close it. A ServiceError ends the command.
+
+        ``in_order``: the work heeds ``runtime.stopping``, so a first signal sets that instead of ending the process.
+        """
         ...
 
     def show(self, result: object, *, as_json: bool) -> None:

@@ -1,27 +1,18 @@
 """Settings are the environment, read once, validated before anything runs, and frozen.
 
-Every name begins with ``ROWCLAIM_``; a name that begins so and names no setting is refused with the nearest known one,
-because a misspelt setting is a default that nobody chose. A secret may stand in a file (``NAME_FILE``), and so may
-every address that can carry a password. No error and no ``repr`` shows a secret.
+A secret may stand in a file (``NAME_FILE``), and so may every address that can carry a password. No error and no
+``repr`` shows a secret.
 """
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PositiveInt,
-    SecretStr,
-    ValidationError,
-    model_validator,
-)
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from services.kernel.errors import Stop
 
@@ -36,8 +27,8 @@ KILL_DELAY_S: Final = 60.0
 Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
-def _listed(value: object) -> object:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+def _listed(given: object) -> object:
+    return [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
 
 
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_listed)]
@@ -69,13 +60,8 @@ class Environment(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        cls, settings_cls: type[BaseSettings], init_settings: Source, *_others: Any, **_named: Any
+    ) -> tuple[Source, ...]:
         return (init_settings,)
 
 
@@ -133,17 +119,12 @@ class Settings(Environment):
     run: str | None = None
     """The name of the run that started this process; every process we start carries it, so that none is left behind."""
 
-    @model_validator(mode="after")
-    def _sessions_outlive_heartbeats(self) -> Self:
-        if self.kafka_heartbeat_ms * 3 > self.kafka_session_timeout_ms:
-            raise ValueError(
-                "ROWCLAIM_KAFKA_SESSION_TIMEOUT_MS must be at least three times ROWCLAIM_KAFKA_HEARTBEAT_MS"
-            )
-        return self
-
     def database_url_as(self, role: str) -> str:
         """The database's address for a login role."""
-        return _with_user(self.database_url, role, self.database_password)
+        split, own = urlsplit(self.database_url_own), self.database_password
+        password = split.password if own is None else quote(own.get_secret_value(), safe="")
+        who = role if password is None else f"{role}:{password}"
+        return split._replace(netloc=f"{who}@{split.netloc.rpartition('@')[2]}").geturl()
 
     @property
     def database_url_own(self) -> str:
@@ -161,26 +142,12 @@ class SliceSettings(Environment):
 SettingsT = TypeVar("SettingsT", bound=Environment)
 
 
-def _with_user(url: SecretStr, user: str, password: SecretStr | None) -> str:
-    split = urlsplit(url.get_secret_value())
-    secret = split.password if password is None else quote(password.get_secret_value(), safe="")
-    who = quote(user, safe="") if secret is None else f"{quote(user, safe='')}:{secret}"
-    return split._replace(netloc=f"{who}@{split.netloc.rpartition('@')[2]}").geturl()
-
-
 def variables(kind: type[Environment]) -> dict[str, str]:
     """Every environment variable of a settings class, and the field it fills; ``NAME_FILE`` only for secrets."""
     prefix = kind.model_config.get("env_prefix", "")
-    named: dict[str, str] = {}
-    for name, field in kind.model_fields.items():
-        named[f"{prefix}{name}".upper()] = name
-        if is_secret(field.annotation):
-            named[f"{prefix}{name}{FILE}".upper()] = name
-    return named
-
-
-def is_secret(annotation: object) -> bool:
-    return "SecretStr" in str(annotation)
+    plain = {f"{prefix}{name}".upper(): name for name in kind.model_fields}
+    secret = {name for name, field in kind.model_fields.items() if "SecretStr" in str(field.annotation)}
+    return plain | {f"{variable}{FILE}": name for variable, name in plain.items() if name in secret}
 
 
 def load_settings(kind: type[SettingsT], environ: Mapping[str, str] = os.environ) -> SettingsT:
@@ -192,17 +159,12 @@ def load_settings(kind: type[SettingsT], environ: Mapping[str, str] = os.environ
         if name in given:
             raise Stop("setting_invalid", f"{variable.removesuffix(FILE)} and {variable} are both set; keep one")
         given[name] = _read(variable, environ[variable]) if variable.endswith(FILE) else environ[variable]
+    prefix = kind.model_config.get("env_prefix", "")
     try:
         return kind(**given)
     except ValidationError as error:
-        prefix = kind.model_config.get("env_prefix", "")
         faults = [
-            ": ".join(
-                [
-                    *(f"{prefix}{str(name).upper()}" for name in fault["loc"][:1]),
-                    fault["msg"].split("Value error, ")[-1],
-                ]
-            )
+            f"{prefix}{str(fault['loc'][0]).upper()}: {fault['msg'].removeprefix('Value error, ')}"
             for fault in error.errors(include_input=False, include_url=False, include_context=False)
         ]
         # "from None": the driver's error holds the values, and one of them may be a secret.
@@ -214,28 +176,3 @@ def _read(variable: str, path: str) -> str:
         return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise Stop("setting_invalid", f"{variable}: cannot be read ({type(error).__name__})") from None
-
-
-def refuse_unknown(kinds: Iterable[type[Environment]], environ: Mapping[str, str] = os.environ) -> None:
-    """Raise Stop("setting_unknown") for ``ROWCLAIM_`` names that no class has, each with the nearest known name."""
-    known = {variable.removeprefix(PREFIX) for kind in kinds for variable in variables(kind)}
-    unknown = {name for name in environ if name.startswith(PREFIX)} - {PREFIX + name for name in known}
-    faults: list[str] = []
-    for name in sorted(unknown):
-        near = difflib.get_close_matches(name.removeprefix(PREFIX).upper(), known, n=1)
-        faults.append(f"{name} (did you mean {PREFIX}{near[0]}?)" if near else f"{name} (no setting is like it)")
-    if faults:
-        raise Stop("setting_unknown", ", ".join(faults))
-
-
-def hold_relations(settings: Settings, slices: Iterable[SliceSettings]) -> None:
-    """Raise Stop("setting_invalid") when an attempt of a slice could outlast the graceful stop."""
-    for own in slices:
-        bound_s = getattr(own, "attempt_bound_s", None)
-        if bound_s is not None and bound_s + STOP_MARGIN_S >= settings.graceful_stop_s:
-            prefix = own.model_config.get("env_prefix", "")
-            raise Stop(
-                "setting_invalid",
-                f"{prefix}ATTEMPT_BOUND_S ({bound_s:g}) + {STOP_MARGIN_S:g} must stay below"
-                f" {PREFIX}GRACEFUL_STOP_S ({settings.graceful_stop_s:g})",
-            )

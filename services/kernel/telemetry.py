@@ -4,62 +4,20 @@ Each line of a unit of work carries event id, row kind and id, claim token and t
 an id: it would make as many series as there are rows. ``LABELS`` is the closed list of what a label may say.
 """
 
-import logging
 import re
 import secrets
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Self
 
 import structlog
-from structlog.typing import Processor
-
-from services.kernel.triggers import OutageFilter
 
 LABELS: Final = frozenset(
     {"call", "consumer", "job", "kind", "method", "outcome", "reason", "result", "route", "secret", "severity"}
     | {"slice", "source", "state", "status", "sweep", "topic", "vendor", "worker"}
 )
 """Every label name a metric may have. Values are of closed or configured sets: never an id, never a person."""
-
-QUIET_LOGGERS: Final = ("aiokafka", "asyncio", "faststream", "httpcore", "httpx", "stripe", "uvicorn")
-"""Below warning these tell of every connection and request, some with the whole address."""
-
-
-def configure_logging(level: str, *, process: str, run: str | None) -> None:
-    """All logs, the standard library's too, to stderr: lines of JSON, or for eyes where stderr is a terminal."""
-    shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
-    ]
-    terminal = sys.stderr.isatty()
-    renderer: Processor = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
-    shown: list[Processor] = [] if terminal else [structlog.processors.format_exc_info]
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=False,
-    )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *shown, renderer],
-        )
-    )
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(level.upper())
-    handler.addFilter(OutageFilter("aiokafka"))
-    for name in QUIET_LOGGERS:
-        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
-    structlog.contextvars.bind_contextvars(process=process, **({"run": run} if run else {}))
-
 
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 

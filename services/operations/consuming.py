@@ -16,11 +16,12 @@ from services.kernel.deliveries import reap_deliveries
 from services.kernel.jobs import run_job
 from services.kernel.service import Consumption, Service
 from services.kernel.sweep import Sweep, run_sweep
-from services.kernel.triggers import DeadLetters, Publisher, make_broker, subscribe
-from services.operations import web
+from services.kernel.triggers import Publisher
+from services.operations import store, web
 from services.operations.process import Process, Task, run_tasks
 from services.operations.serving import page_invariant, readiness
 from services.operations.subscribers import Liveness, is_consuming, run_subscribers
+from services.operations.subscribing import DeadLetters, make_broker, subscribe
 from services.operations.terminal import Terminal
 
 log = structlog.get_logger()
@@ -92,7 +93,7 @@ def sweep(
         await run_tasks(process, {f"sweep:{sweep.name}": partial(run_sweep, sweep) for sweep in sweeps})
         return {}
 
-    counts = terminal.run_process("sweep", services, main, own_signals=True)
+    counts = terminal.run_process("sweep", services, main, own_signals=not once)
     terminal.show(counts, as_json=as_json)
 
 
@@ -128,12 +129,12 @@ def delivery_sweeps(database: Database, consuming: Sequence[Consuming]) -> list[
                 by_name[name].ring()
 
     async def owe(window: timedelta) -> Mapping[str, int]:
-        pairs = await inbox.owe_missing(database, window)
+        pairs = await store.owe_missing(database, window)
         wake({pair.consumer for pair in pairs})
         return {"owed": len(pairs)}
 
     async def catch_up() -> Mapping[str, int]:
-        owed = await inbox.catch_up(database)
+        owed = await store.catch_up(database)
         wake(by_name if owed else ())
         return {"owed": owed}
 

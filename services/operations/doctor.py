@@ -14,13 +14,13 @@ import typer
 from services.kernel.clock import database_now, wall_time
 from services.kernel.db import Database
 from services.kernel.errors import Retryable, ServiceError, Stop
-from services.kernel.gate import list_gates
 from services.kernel.inbox import weeks_ahead
 from services.kernel.service import Service, verify_machine
 from services.kernel.settings import Settings
 from services.operations import store
+from services.operations.environment import Loaded
 from services.operations.migrating import pending_migrations
-from services.operations.process import KERNEL_MACHINES, Loaded, Process
+from services.operations.process import KERNEL_MACHINES, Process
 from services.operations.terminal import OUT, REFUSED_EXIT, Terminal, run_async, show, tell
 
 SERVER_VERSION_MIN: Final = 170_000
@@ -61,7 +61,7 @@ def doctor(
     else:
         for finding in findings:
             if finding.ok:
-                OUT.print(f"ok     {finding.check}: {finding.seen}", highlight=False, markup=False)
+                OUT.print(f"ok     {finding.check}: {finding.seen}", markup=False)
         for error in faults:
             tell(error)
     if faults:
@@ -205,7 +205,7 @@ def attention_checks(database: Database) -> list[Check]:
     """What waits for a person: nothing of it stops the machine."""
 
     async def gates() -> str:
-        all_gates = await list_gates(database)
+        all_gates = await store.list_gates(database)
         closed = [
             f"{g.vendor} until {g.closed_until:%Y-%m-%d %H:%M:%S%z} ({g.reason})" for g in all_gates if g.closed_until
         ]

@@ -8,9 +8,9 @@ import typer
 
 from services.kernel.db import Database, Tx
 from services.kernel.errors import Refusal
-from services.kernel.gate import Gate, Gates, list_gates, open_gate
+from services.kernel.gate import Gates
 from services.kernel.pager import LogSender, Pager
-from services.operations.store import OpenPage, list_open_pages, record_action
+from services.operations.store import Gate, OpenPage, list_gates, list_open_pages, open_gate, record_action
 from services.operations.terminal import Terminal, run_async
 
 T = TypeVar("T")

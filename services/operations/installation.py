@@ -7,9 +7,10 @@ order: the services (each finishes the attempt it has in hand), the sandbox, the
 
 import asyncio
 import json
+import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,8 +33,8 @@ STOP_S: Final = 60.0
 SANDBOX_STOP_S: Final = 5.0
 COMMAND_S: Final = 120.0
 WATCH_S: Final = 0.2
-DEFAULT_HTTP_PORT: Final = Settings.model_fields["http_port"].default
-DEFAULT_BUCKET: Final = Settings.model_fields["s3_bucket"].default
+DEFAULT_HTTP_PORT: Final[int] = Settings.model_fields["http_port"].default
+DEFAULT_BUCKET: Final[str] = Settings.model_fields["s3_bucket"].default
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,17 +169,15 @@ class Installation:
         ours = self.stack.settings() | {"ROWCLAIM_RUN": run_id()}
         self.settings = first | ours | self._of_sandbox() | self._known(self.plan.settings)
         self.settings |= self._known(await self._webhooks())
-        async with asyncio.TaskGroup() as preparing:
-            preparing.create_task(self.run("migrate"))
-            preparing.create_task(self.run("topics"))
-            if Part.OBJECTS in self.stack.parts:
-                bucket = self.settings.get("ROWCLAIM_S3_BUCKET", DEFAULT_BUCKET)
-                preparing.create_task(self.stack.objects.create_locked_bucket(bucket))
+        self._write_settings()
+        preparing: list[Coroutine[Any, Any, object]] = [self.run("migrate"), self.run("topics")]
+        if Part.OBJECTS in self.stack.parts:
+            bucket = self.settings.get("ROWCLAIM_S3_BUCKET", DEFAULT_BUCKET)
+            preparing.append(self.stack.objects.create_locked_bucket(bucket))
+        await together(*preparing)
         await self.start("serve")
-        async with asyncio.TaskGroup() as starting:
-            starting.create_task(self.ready("serve", self.http_url))
-            for number in range(1, self.plan.consumers + 1):
-                starting.create_task(self.start_consumer(_consumer(number)))
+        consumers = [self.start_consumer(_consumer(number)) for number in range(1, self.plan.consumers + 1)]
+        await together(self.ready("serve", self.http_url), *consumers)
 
     async def close(self) -> None:
         """Stop our processes: the services side by side, then the sandbox they speak to."""
@@ -192,16 +191,26 @@ class Installation:
         await asyncio.gather(*(process.stop() for process in services.values()))
         self.ended_badly += [f"{name}: exit {p.exit_code}" for name, p in services.items() if p.exit_code != 0]
 
+    @property
+    def settings_file(self) -> Path:
+        """The settings as a shell reads them, so that every other command can be typed against this installation."""
+        return self.stack.data_dir / "settings.sh"
+
+    def _write_settings(self) -> None:
+        lines = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(self.settings.items())]
+        self.settings_file.touch(mode=0o600)
+        self.settings_file.write_text("".join(lines), encoding="utf-8")
+
     async def _said_by_sandbox(self) -> Mapping[str, Any]:
         from services.sandbox.embedded.process import until_ready
 
         log = self.log_dir / "sandbox.log"
 
         async def said() -> bool:
-            return _first_json(log) is not None
+            return first_json(log) is not None
 
         await until_ready(self.processes["sandbox"], said, within_s=READY_S)
-        return _first_json(log) or {}
+        return first_json(log) or {}
 
     def _of_sandbox(self) -> dict[str, str]:
         """The settings that put the sandbox in the vendors' place."""
@@ -256,6 +265,16 @@ async def installation(terminal: Terminal, data_dir: Path, plan: "Plan | None" =
             await whole.close()
 
 
+async def together(*work: Coroutine[Any, Any, object]) -> None:
+    """Do all at once; the first that fails cancels the others, and its error is the one to tell."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in work:
+                group.create_task(one)
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
 def _consumer(number: int) -> str:
     return f"consume-{number}"
 
@@ -270,7 +289,8 @@ def _answers(client: httpx.AsyncClient, url: str) -> Callable[[], Awaitable[bool
     return probe
 
 
-def _first_json(log: Path) -> dict[str, Any] | None:
+def first_json(log: Path) -> dict[str, Any] | None:
     """The line of JSON by which the sandbox tells that it listens."""
-    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return next((json.loads(line) for line in lines if line.startswith("{")), None)
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
+    # A line without its end is still being written.
+    return next((json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")), None)

@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 import typer
@@ -59,7 +59,7 @@ async def apply_migrations(settings: Settings) -> list[str]:
             break
         # Two migrators at once: one loses, and finds the other's work done when it looks again.
         if tries == TRIES:
-            raise Stop("migration_failed", " ".join(done.stderr.split())[-DETAIL_MAX:])
+            raise failed(settings, done)
         await asyncio.sleep(RETRY_S)
     return applied
 
@@ -68,8 +68,14 @@ async def pending_migrations(settings: Settings) -> list[str]:
     """The files that were not yet applied. Raises Stop("migration_failed")."""
     done = await asyncio.to_thread(dbmate, settings, "status")
     if done.returncode != 0:
-        raise Stop("migration_failed", " ".join(done.stderr.split())[-DETAIL_MAX:])
+        raise failed(settings, done)
     return [line.removeprefix("[ ]").strip() for line in done.stdout.splitlines() if line.startswith("[ ]")]
+
+
+def failed(settings: Settings, done: subprocess.CompletedProcess[str]) -> Stop:
+    """What dbmate said at the end, without the address: it may hold a password."""
+    said = done.stderr.replace(_for_dbmate(settings.database_url_own), "ROWCLAIM_DATABASE_URL")
+    return Stop("migration_failed", " ".join(said.split())[-DETAIL_MAX:])
 
 
 def dbmate(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -127,7 +133,7 @@ async def create_topics(settings: Settings) -> list[str]:
     try:
         async with asyncio.timeout(ADMIN_S), admin(settings) as client:
             with Crossing(Door.KAFKA, "create topics"):
-                answer = await client.create_topics(wanted(settings.kafka_replication))
+                answer: Any = await client.create_topics(wanted(settings.kafka_replication))
     except (KafkaError, OSError, TimeoutError) as error:
         raise Retryable("broker_unavailable", f"{settings.kafka_bootstrap}: {type(error).__name__}") from error
     created: list[str] = []

@@ -56,17 +56,18 @@ async def probe_mail(url: SecretStr) -> str:
     split = urlsplit(url.get_secret_value())
     tls = split.scheme == "smtps"
     port = split.port or (465 if tls else 25)
+    context = ssl.create_default_context() if tls else None
     try:
         async with asyncio.timeout(PROBE_S):
             with Crossing(Door.SMTP, "greeting"):
-                reader, writer = await asyncio.open_connection(
-                    split.hostname, port, ssl=ssl.create_default_context() if tls else None
-                )
-                greeting = await reader.readline()
-                writer.write(b"QUIT\r\n")
-                await writer.drain()
-            writer.close()
-            await writer.wait_closed()
+                reader, writer = await asyncio.open_connection(split.hostname, port, ssl=context)
+                try:
+                    greeting = await reader.readline()
+                    writer.write(b"QUIT\r\n")
+                    await reader.read()
+                finally:
+                    writer.close()
+                    await writer.wait_closed()
     except (OSError, TimeoutError) as error:
         raise Stop("mail_unreachable", f"{split.hostname}:{port}: {type(error).__name__}") from error
     if not greeting.startswith(SMTP_READY):

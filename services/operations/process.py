@@ -11,9 +11,8 @@ A task that fails takes the process down: the orchestrator starts it anew, and r
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
 import asyncpg
@@ -26,8 +25,9 @@ from services.kernel.gate import Gates
 from services.kernel.jobs import JOB_RUNS
 from services.kernel.pager import Pager, PageSender, Severity
 from services.kernel.service import Service, verify_machine
-from services.kernel.settings import Settings, SliceSettings, hold_relations, load_settings, refuse_unknown
+from services.kernel.settings import SliceSettings
 from services.kernel.triggers import Doorbell, Kafka, Publisher
+from services.operations.environment import Loaded
 
 log = structlog.get_logger()
 
@@ -36,26 +36,6 @@ KERNEL_MACHINES: Final = (DELIVERIES, JOB_RUNS)
 SliceSettingsT = TypeVar("SliceSettingsT", bound=SliceSettings)
 MakeSender = Callable[["Process"], Awaitable[PageSender]]
 """How a process gets its page sender; wired where vendors are known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The settings of a process: everybody's and each slice's own."""
-
-    settings: Settings
-    own: Mapping[type[SliceSettings], SliceSettings]
-
-
-def load(known: Iterable[Service], needed: Iterable[Service] = (), environ: Mapping[str, str] = os.environ) -> Loaded:
-    """The settings of a process that runs ``needed``: valid, relations held, no name that nobody of ``known`` has.
-
-    What an idle slice would need is not asked for: a process that migrates holds no vendor's key.
-    """
-    refuse_unknown([Settings, *(service.settings for service in known)], environ)
-    settings = load_settings(Settings, environ)
-    own = {service.settings: load_settings(service.settings, environ) for service in needed}
-    hold_relations(settings, own.values())
-    return Loaded(settings, own)
 
 
 async def open_database(url: str, *, application: str, size_max: int = POOL_SIZE_MAX) -> Database:

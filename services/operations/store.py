@@ -1,4 +1,4 @@
-"""What the commands ask the database about itself, and what a person's hand leaves there."""
+"""What the commands ask the database about itself, what a person's hand leaves there, and what the sweeps owe."""
 
 import json
 from collections.abc import Mapping
@@ -116,6 +116,37 @@ async def list_open_pages(tx: Tx, *, limit: int) -> list[OpenPage]:
     return await tx.rows(OpenPage, OPEN_PAGES, limit)
 
 
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A gate as operators see it."""
+
+    vendor: str
+    closed_until: datetime | None
+    reason: str | None
+    closed_by: str | None
+    refusals: int
+
+
+OPEN: Final[LiteralString] = """
+update vendor_gates set closed_until = null, reason = null, closed_by = null, closed_at = null, refusals = 0
+where vendor = $1 and closed_until > rowclaim_now()"""
+
+GATES: Final[LiteralString] = """
+select vendor, case when closed_until > rowclaim_now() then closed_until end as closed_until,
+       reason, closed_by, refusals
+from vendor_gates order by vendor"""
+
+
+async def list_gates(tx: Tx) -> list[Gate]:
+    """Every vendor that was ever called through a gate; ``closed_until`` None: open."""
+    return await tx.rows(Gate, GATES)
+
+
+async def open_gate(tx: Tx, vendor: str) -> bool:
+    """Open a closed gate on a person's word; False: it was open."""
+    return await tx.execute(OPEN, vendor) == 1
+
+
 RECORD_ACTION: Final[LiteralString] = """
 insert into admin_actions (actor, verb, target, reason, before, after)
 values ($1, $2, $3, $4, $5::jsonb, $6::jsonb)"""
@@ -126,3 +157,86 @@ async def record_action(
 ) -> None:
     """Keep who did what by hand, and why."""
     await tx.execute(RECORD_ACTION, actor, verb, target, reason, json.dumps(before), json.dumps(after))
+
+
+# Looks through a window of events for pairs without a delivery: an event that was committed while its subscription
+# was being made. The youngest three seconds are left to the transactions that are still storing them.
+OWE_MISSING: Final[LiteralString] = """
+insert into webhook_deliveries (event_id, consumer, received_at, state, edge, next_attempt_at)
+select e.id, s.consumer, e.received_at, 'pending', 'arrive', rowclaim_clock()
+from webhook_subscriptions s
+join event_ids e on e.source = s.source and e.kind = s.kind
+where e.received_at >= greatest(s.since, rowclaim_now() - $1::interval)
+  and e.received_at < rowclaim_now() - interval '3 seconds'
+  and not exists (select from webhook_deliveries d where d.event_id = e.id and d.consumer = s.consumer)
+order by e.id, s.consumer
+limit $2
+on conflict do nothing
+returning event_id, consumer"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An event and a consumer it is owed to."""
+
+    event_id: int
+    consumer: str
+
+
+async def owe_missing(tx: Tx, window: timedelta, *, limit: int = 1000) -> list[Pair]:
+    """Insert the deliveries that events of the last ``window`` lack; returns the pairs, which the caller rings."""
+    return await tx.rows(Pair, OWE_MISSING, window, limit)
+
+
+# A subscription made while events were already there: every event since ``since`` is looked through once, in pages.
+NEW_SUBSCRIPTIONS: Final[LiteralString] = """
+select source, kind, consumer, since from webhook_subscriptions
+where caught_up_at is null order by source, kind, consumer"""
+
+CATCH_UP: Final[LiteralString] = """
+with page as materialized (
+  select e.id, e.received_at from event_ids e
+  where e.source = $1 and e.kind = $2 and e.received_at >= $4 and e.id > $5
+  order by e.id limit $6),
+owed as (
+  insert into webhook_deliveries (event_id, consumer, received_at, state, edge, next_attempt_at)
+  select p.id, $3, p.received_at, 'pending', 'arrive', rowclaim_clock() from page p
+  on conflict do nothing
+  returning event_id)
+select max(id) as last_id, count(*) as looked_at, (select count(*) from owed) as owed from page"""
+
+CAUGHT_UP: Final[LiteralString] = """
+update webhook_subscriptions set caught_up_at = rowclaim_now()
+where source = $1 and kind = $2 and consumer = $3 and caught_up_at is null"""
+
+
+@dataclass(frozen=True, slots=True)
+class NewSubscription:
+    source: str
+    kind: str
+    consumer: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUpPage:
+    """One page of a catch-up: the last event id looked at (None: nothing left), how many, how many were owed."""
+
+    last_id: int | None
+    looked_at: int
+    owed: int
+
+
+async def catch_up(tx: Tx, *, page: int = 1000) -> int:
+    """Owe new subscriptions what arrived since they began; returns how many deliveries were made. Ends by itself."""
+    owed = 0
+    for new in await tx.rows(NewSubscription, NEW_SUBSCRIPTIONS):
+        after = 0
+        while True:
+            done = await tx.row(CatchUpPage, CATCH_UP, new.source, new.kind, new.consumer, new.since, after, page)
+            if done is None or done.last_id is None:
+                break
+            owed += done.owed
+            after = done.last_id
+        await tx.execute(CAUGHT_UP, new.source, new.kind, new.consumer)
+    return owed

@@ -1,7 +1,7 @@
 """Being subscribed: joining all groups at once, leaving in order, and telling a living consumer from a dead one.
 
-What a subscriber does with records is ``kernel.triggers``. A broker that is away stops nothing: workers tick without
-it, and the subscribers come back by themselves or are started again.
+What a subscriber does with records is ``operations.subscribing``. A broker that is away stops nothing: workers tick
+without it, and the subscribers come back by themselves or are started again.
 """
 
 import asyncio
@@ -18,8 +18,9 @@ from faststream.kafka import KafkaBroker
 
 from services.kernel.doors import Crossing, Door
 from services.kernel.errors import Retryable
-from services.kernel.triggers import COMMIT_S, GRACEFUL_S, LOST, RECORDS
+from services.kernel.triggers import LOST
 from services.kernel.worker import Backoff, first_of
+from services.operations.subscribing import COMMIT_S, GRACEFUL_S, RECORDS
 
 log = structlog.get_logger()
 

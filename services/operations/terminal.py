@@ -9,6 +9,7 @@ import dataclasses
 import getpass
 import json
 import os
+import platform
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -21,17 +22,21 @@ import typer
 import uvloop
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from services.kernel.db import Database
 from services.kernel.errors import ServiceError, Stop
 from services.kernel.service import Runtime, Service
-from services.kernel.telemetry import configure_logging
-from services.operations.process import Loaded, MakeSender, Process, load, open_database, signals
+from services.operations.environment import Loaded, load
+from services.operations.logs import configure_logging
+from services.operations.process import MakeSender, Process, open_database, signals
 
 T = TypeVar("T")
 
-OUT: Final = Console()
-ERR: Final = Console(stderr=True, highlight=False, soft_wrap=True)
+# Lines are never folded: who reads them in a pipe, or copies an address, gets them whole.
+PIPED_WIDTH: Final = 1_000
+OUT: Final = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+ERR: Final = Console(highlight=False, soft_wrap=True, stderr=True)
 REFUSED_EXIT: Final = 2
 INTERRUPTED_EXIT: Final = 130
 
@@ -47,7 +52,7 @@ class Terminal:
     @property
     def actor(self) -> str:
         """Who is at the keyboard, for the record of what was done by hand."""
-        return getpass.getuser()
+        return f"{getpass.getuser()}@{platform.node()}"
 
     def chosen(self, name: str | None, able: Callable[[Service], object]) -> tuple[Service, ...]:
         """All cards that are ``able``, or the one of them that is named. Raises Stop("slice_unknown")."""
@@ -70,13 +75,13 @@ class Terminal:
         finally:
             await database.close()
 
-    def run(self, service: Service, work: Callable[[Runtime], Awaitable[T]]) -> T:
+    def run(self, service: Service, work: Callable[[Runtime], Awaitable[T]], *, in_order: bool = False) -> T:
         """Open a process for one slice, do the work on its loop, close it."""
 
         async def one(process: Process) -> T:
             return await work(process)
 
-        return self.run_process(service.name, (service,), one)
+        return self.run_process(service.name, (service,), one, own_signals=in_order)
 
     def run_process(
         self,
@@ -132,7 +137,7 @@ def show(result: object, *, as_json: bool) -> None:
         _table([_plain(row) for row in result])
         return
     for name, value in dict(_plain(result)).items():
-        OUT.print(f"{name}  {_text(value)}", highlight=False, markup=False)
+        OUT.print(f"{name}  {_text(value)}", markup=False)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> None:
@@ -141,13 +146,15 @@ def _table(rows: Sequence[dict[str, Any]]) -> None:
         return
     table = Table(*rows[0], box=None, header_style="bold", pad_edge=False)
     for row in rows:
-        table.add_row(*(_text(value) for value in row.values()))
-    OUT.print(table)
+        table.add_row(*(Text(_text(value)) for value in row.values()))
+    OUT.print(table, soft_wrap=False)
 
 
 def _plain(value: object) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(one) for one in value]
     return value
@@ -161,6 +168,10 @@ def _text(value: object) -> str:
             return value.isoformat(timespec="seconds")
         case StrEnum():
             return value.value
+        case Mapping():
+            return " ".join(f"{name}={_text(one)}" for name, one in value.items())
+        case list() | tuple():
+            return ", ".join(_text(one) for one in value) or "-"
         case _:
             return str(value)
 

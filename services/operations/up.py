@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from services.kernel.settings import Settings, refuse_unknown
-from services.kernel.telemetry import configure_logging
+from services.kernel.errors import Stop
+from services.kernel.settings import Settings
+from services.operations.environment import refuse_unknown
 from services.operations.installation import Installation, installation
+from services.operations.logs import configure_logging
 from services.operations.process import signals
 from services.operations.terminal import Terminal, run_async, working
 
@@ -43,6 +45,8 @@ async def stay(terminal: Terminal, data: Path, *, as_json: bool) -> None:
                 done()
                 terminal.show(places(whole), as_json=as_json)
                 await whole.watch(stopping)
+            if whole.ended_badly:
+                raise Stop("service_ended", "; ".join(whole.ended_badly))
 
     with signals(stopping):
         living = asyncio.ensure_future(live())
@@ -74,5 +78,6 @@ def places(whole: Installation) -> dict[str, str]:
         "github": said["github_url"],
         "control": said["control_url"],
         "logs": str(whole.log_dir),
+        "settings": str(whole.settings_file),
         "run": settings["ROWCLAIM_RUN"],
     }

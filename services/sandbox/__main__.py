@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 
+import uvloop
+
 from services.sandbox.github.world import DEFAULT_REPOSITORY, DEFAULT_TOKEN
 from services.sandbox.stripe.api import DEFAULT_KEY
 from services.sandbox.world import Urls, World
@@ -67,7 +69,8 @@ def main() -> int:
     parser.add_argument("--smtp-port", type=int, help="also take mail on this port; 0 picks a free one")
     asked = parser.parse_args()
     try:
-        asyncio.run(play(asked.port, asked.smtp_port))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(play(asked.port, asked.smtp_port))
     except OSError as error:
         sys.stderr.write(f"the sandbox cannot listen: {error}; choose another port\n")
         return 1

@@ -10,7 +10,7 @@ import httpx
 
 from services.sandbox.faults import ScriptedFault
 from services.sandbox.log import LoggedRequest, Vendor
-from services.sandbox.outbox import Delivery
+from services.sandbox.outbox import Delivery, trust
 from services.sandbox.wire import Command, Counts, LogPage, Mail, decode, encode
 
 R = TypeVar("R")
@@ -28,7 +28,7 @@ class SandboxControl:
     """Speaks to a served World over HTTP. ``url`` is its ``/control``."""
 
     def __init__(self, url: str) -> None:
-        self._http = httpx.AsyncClient(base_url=url, timeout=ANSWER_BOUND_S, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=url, timeout=ANSWER_BOUND_S, verify=trust(), trust_env=False)
 
     async def __aenter__(self) -> "SandboxControl":
         return self

@@ -115,12 +115,12 @@ class Door:
     closing: asyncio.Event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw, whole = await _read_body(receive)
+        raw, early = await _read_body(receive)
         call = self._call(scope, raw, receive)
         ending: Ending = Ending.FAILED
         status: int | None = 500
         try:
-            outcome = await self.handler.answer(call) if whole else TOO_LARGE
+            outcome = early or await self.handler.answer(call)
             ending, status = await _send(outcome, scope, send)
             if ending in (Ending.CUT, Ending.DROPPED):
                 # The server must see the connection gone before we return, or it would try to finish the answer.
@@ -155,21 +155,20 @@ class Door:
         )
 
 
-async def _read_body(receive: Receive) -> tuple[bytes, bool]:
-    """The body, and whether it is whole: what exceeds BODY_BYTES_MAX is read and thrown away."""
+async def _read_body(receive: Receive) -> tuple[bytes, Outcome | None]:
+    """The body, and what becomes of a request nobody may act on: one above BODY_BYTES_MAX, one that broke off."""
     parts: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            break
+            return b"".join(parts), Dropped()
         part = message.get("body", b"")
         size += len(part)
         if size <= BODY_BYTES_MAX:
             parts.append(part)
         if not message.get("more_body", False):
-            break
-    return b"".join(parts), size <= BODY_BYTES_MAX
+            return b"".join(parts), TOO_LARGE if size > BODY_BYTES_MAX else None
 
 
 async def _left(receive: Receive) -> None:

@@ -25,6 +25,21 @@ class Vendor(StrEnum):
     STRIPE = "stripe"
 
 
+class InviteEffect(StrEnum):
+    """What a PUT did to a GitHub account. Whoever counts invitations counts those that ``told`` the person."""
+
+    CREATED = "invitation_created"
+    REPEATED = "invitation_repeated"
+    """An open invitation was sent again: the duplicate somebody caused."""
+    KEPT = "access_kept"
+    """They had access; nobody was told anything."""
+
+    @property
+    def told(self) -> bool:
+        """Whether the person was told."""
+        return self is not InviteEffect.KEPT
+
+
 class Ending(StrEnum):
     """How a request ended for its caller."""
 

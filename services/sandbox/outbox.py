@@ -5,10 +5,12 @@ Bytes are sent as they were signed. Nothing promises order: each delivery is its
 
 import asyncio
 import random
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
 from itertools import count
 from typing import Final
 
@@ -21,6 +23,12 @@ DELIVERIES_MAX: Final = 100_000
 
 
 COPIES_MAX: Final = 100
+
+
+@cache
+def trust() -> ssl.SSLContext:
+    """Whom https believes. Read once: every httpx client would read the certificates again, for 20 ms and more."""
+    return httpx.create_ssl_context()
 
 
 class Posting(StrEnum):
@@ -191,6 +199,7 @@ class Outbox:
             self._client = httpx.AsyncClient(
                 timeout=ANSWER_BOUND_S,
                 limits=httpx.Limits(max_connections=200, max_keepalive_connections=20),
+                verify=trust(),
                 trust_env=False,
                 follow_redirects=False,
             )

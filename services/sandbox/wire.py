@@ -51,7 +51,7 @@ class Command(Generic[Answer]):
     @classmethod
     def answer_shape(cls) -> Any:
         """The type of the answer, as the class declared it."""
-        return get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        return get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]  # typing keeps it, unnamed
 
 
 # ------------------------------------------------------------------------------------------------- clock and faults

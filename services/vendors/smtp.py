@@ -23,7 +23,7 @@ STEP_S: Final = 10.0
 ADDRESS_CHARS_MAX: Final = 254
 HEADER_CHARS_MAX: Final = 200
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_MESSAGE_ID_PART: Final = re.compile(r"^[A-Za-z0-9._-]{1,120}$")
+_MESSAGE_ID_PART: Final = re.compile(r"[A-Za-z0-9._-]{1,120}")
 
 
 class Unmailable(ValueError):
@@ -46,7 +46,7 @@ def text_mail(*, sender: str, to: str, subject: str, text: str, message_id: str,
     """A plain text mail. ``message_id``: the part before the @; the sender's domain follows it. Raises Unmailable."""
     if _CONTROL.search(subject) or not 1 <= len(subject) <= HEADER_CHARS_MAX:
         raise Unmailable("subject")
-    if _MESSAGE_ID_PART.match(message_id) is None:
+    if _MESSAGE_ID_PART.fullmatch(message_id) is None:
         raise Unmailable("message_id")
     message = EmailMessage(policy=SMTP)
     author = _address(sender, "sender")
@@ -56,7 +56,7 @@ def text_mail(*, sender: str, to: str, subject: str, text: str, message_id: str,
     message["Date"] = date
     message["Message-ID"] = f"<{message_id}@{author.domain}>"
     message["Auto-Submitted"] = "auto-generated"
-    message.set_content(text)
+    message.set_content(text, cte="quoted-printable")  # seven bits: no server may refuse or rewrite it
     return message
 
 

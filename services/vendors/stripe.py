@@ -72,7 +72,7 @@ class DoorClient(stripe.HTTPClient):
         try:
             response = await self._http.request(method, url, headers=dict(headers), content=post_data or None)
         except httpx.HTTPError as error:
-            raise stripe.APIConnectionError(type(error).__name__) from error  # type: ignore[no-untyped-call]
+            raise stripe.APIConnectionError(type(error).__name__) from error  # type: ignore[no-untyped-call]  # theirs has no types
         return response.content, response.status_code, response.headers
 
     async def close_async(self) -> None:

@@ -43,10 +43,10 @@ def claiming(query: str) -> Kind:
     """The toy, claiming by ``query``."""
 
     async def claim(tx: Tx, limit: int) -> list[Held]:
-        rows = await tx.rows(ClaimedLetter, query, limit, WORKER, LEASE)  # type: ignore[arg-type]
+        rows = await tx.rows(ClaimedLetter, query, limit, WORKER, LEASE)
         return [Held((letter.id,), letter.claim_token) for letter in rows]
 
-    return replace(TOY, claim=claim, claim_query=query)  # type: ignore[arg-type]
+    return replace(TOY, claim=claim, claim_query=query)
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ class Books:
         if path == "/log":
             return json.dumps({"asked": self.asked, "posted": list(self.posted), "mails": self.mails})
         if path == "/forget":
-            self.__init__()  # type: ignore[misc]
+            self.__init__()
             return ""
         assert method == "PUT"
         reference = path.rpartition("/")[2]

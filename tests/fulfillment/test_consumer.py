@@ -1,6 +1,7 @@
 """The card, and what only real processes show: races between them, and deaths at a chosen instant."""
 
 import asyncio
+import json
 import signal
 import sys
 
@@ -23,7 +24,8 @@ MANY_FLUSHES = """
 import asyncio, contextlib, sys
 from services.fulfillment.consumer import SERVICE, open_fulfillment
 from services.kernel.pager import LogSender
-from services.operations.process import Process, load
+from services.operations.environment import load
+from services.operations.process import Process
 
 async def sender(process):
     return LogSender()
@@ -41,21 +43,44 @@ asyncio.run(main())
 @pytest.mark.promise("F5")
 async def test_of_twenty_flushes_in_four_processes_one_gets_the_row(house: House, purchases: Purchases) -> None:
     purchase = await purchases.add("octocat")
-    racing = [
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", MANY_FLUSHES, "5"),
-            cwd=ROOT,
-            env=dict(house.environ),
-            stdout=asyncio.subprocess.DEVNULL,
-        )
-        for _ in range(4)
-    ]
-    assert [await process.wait() for process in racing] == [0] * 4
+    await _race(house, processes=4, flushes_each=5)
     assert house.invited() == ["octocat"]
     assert len(house.world.log.entries(Vendor.GITHUB)) == 1
     row = await purchases.row(purchase)
     assert (row["fulfillment_state"], row["fulfillment_attempts"]) == (DELIVERED, 1)
     assert len(house.sink.messages) == 1
+
+
+async def test_sixteen_flushes_attempt_each_of_five_hundred_rows_once(
+    house: House, purchases: Purchases, owner: Connection
+) -> None:
+    """The mails are left out: what races are claims and calls."""
+    buyers = [f"buyer-{n}" for n in range(500)]
+    for login in buyers:
+        house.world.github.add_account(login)
+    await owner.executemany(
+        "insert into purchases (stripe_session_id, github_handle, created_at, fulfillment_state, edge)"
+        " values ('cs_' || $1, $1, rowclaim_now(), 'pending', 'record')",
+        [(login,) for login in buyers],
+    )
+    await _race(house, processes=4, flushes_each=4)
+    assert sorted(call.subject or "" for call in house.calls()) == sorted(buyers)
+    assert sorted(house.invited()) == sorted(buyers)
+    assert set(await purchases.states()) == {DELIVERED}
+    assert set(await purchases.attempts()) == {1}
+
+
+async def _race(house: House, *, processes: int, flushes_each: int) -> None:
+    racing = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", MANY_FLUSHES, str(flushes_each)),
+            cwd=ROOT,
+            env=dict(house.environ),
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        for _ in range(processes)
+    ]
+    assert [await process.wait() for process in racing] == [0] * processes
 
 
 @pytest.mark.promise("F8")
@@ -121,6 +146,23 @@ async def test_killed_between_delivery_and_mail_only_force_sends_the_mail(house:
     forced = await house.command("retrigger", str(purchase), "--force", "--reason", "mail never came", "--json")
     assert (forced.answer["after"], forced.answer["mails_sent"]) == (DELIVERED, 1)
     assert len(house.sink.messages) == 1
+
+
+async def test_a_command_that_is_interrupted_ends_its_attempt_and_leaves_the_rest(
+    house: House, purchases: Purchases
+) -> None:
+    """Ctrl-C in the middle of a call: its answer is waited for and written, and nothing more is claimed."""
+    house.world.github.add_account("second")
+    await purchases.add("octocat")
+    await purchases.add("second")
+    house.world.faults.add(Fault(Vendor.GITHUB, Act.LATE, method="PUT", delay_ms=1500))
+    flush = await house.start("flush", "--json")
+    await wait_until(house.calls, within_s=30, what="the first call is under way")
+    flush.send_signal(signal.SIGINT)
+    out, _ = await flush.communicate()
+    assert flush.returncode == 0
+    assert (json.loads(out)["stopped"], json.loads(out)["delivered"]) == ("stopping", 1)
+    assert await purchases.states() == [DELIVERED, PENDING]
 
 
 def test_the_card_says_what_fulfillment_is_owed_and_what_runs() -> None:

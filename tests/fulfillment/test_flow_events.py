@@ -15,7 +15,8 @@ from services.fulfillment.machine import (
     SessionTrouble,
 )
 from services.kernel.deliveries import Delivery, DeliveryWorker, Done, NotOurs, Parked, PutBack, Verdict
-from services.kernel.inbox import Arrival, Subscription, arrive, owe_missing, subscribe
+from services.kernel.inbox import Arrival, Subscription, arrive, subscribe
+from services.operations.store import owe_missing
 from tests.fixtures.database import Clock, Connect, Connection
 from tests.fulfillment.conftest import Process, Purchases, Start
 from tests.fulfillment.vendor import Says
@@ -26,8 +27,8 @@ COMPLETED, SUCCEEDED = "checkout.session.completed", "checkout.session.async_pay
 
 def event(session_id: str, *, kind: str = COMPLETED, event_id: int = 1, attempt: int = 1, **embedded: Any) -> Delivery:
     """A delivery as the inbox hands it over; `embedded`: what the body claims about the Session."""
-    body = {"id": f"evt_{event_id}", "type": kind, "data": {"object": {"object": "checkout.session", "id": session_id}}}
-    body["data"]["object"] |= embedded  # type: ignore[index]
+    session = {"object": "checkout.session", "id": session_id} | embedded
+    body = {"id": f"evt_{event_id}", "type": kind, "data": {"object": session}}
     return Delivery(event_id, 1, attempt, "stripe", f"evt_{event_id}", kind, json.dumps(body).encode())
 
 

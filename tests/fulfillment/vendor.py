@@ -50,6 +50,10 @@ class Vendor:
         """Write down the next answers for a handle."""
         self._script[handle].extend(answers)
 
+    def take_back(self, handle: str) -> None:
+        """Strike what was written down and not yet said."""
+        self._script[handle].clear()
+
     async def asked(self, handle: str) -> Says:
         """A delivery arrives. NOTHING never returns."""
         self.calls.append(handle)

@@ -4,7 +4,7 @@ import ast
 import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -36,7 +36,7 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, filename=str(self.path))
+        return _parse(self.text)
 
     def comments(self) -> Iterator[tuple[int, str]]:
         """Line numbers and texts of all comments; a ``#`` inside a string is none."""
@@ -64,6 +64,12 @@ class Module:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in hidden:
                 yield node
+
+
+@cache
+def _parse(text: str) -> ast.Module:
+    """Each text once for all laws: they read the same few hundred files."""
+    return ast.parse(text)
 
 
 def modules(root: Path, *tops: str) -> list[Module]:

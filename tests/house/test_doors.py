@@ -35,8 +35,10 @@ OUTWARD_CALLS = frozenset(
 DOORS = {
     "services/kernel/db.py": {"asyncpg"},
     "services/kernel/lease.py": {"redis"},
-    "services/kernel/triggers.py": {"aiokafka", "faststream", "open_connection"},
+    "services/kernel/triggers.py": {"aiokafka"},
     "services/operations/migrating.py": {"aiokafka", "subprocess"},
+    "services/operations/subscribers.py": {"aiokafka", "faststream", "open_connection"},
+    "services/operations/subscribing.py": {"aiokafka", "faststream"},
     "services/vendors/http.py": {"httpx"},
     "services/vendors/smtp.py": {"aiosmtplib", "socket"},
 }
@@ -45,17 +47,17 @@ OBSERVERS = {
     "services/operations/demo/stage.py": {"asyncpg"},  # the demo's audience reads the end state
     "services/operations/installation.py": {"httpx"},  # asks its children whether they are ready
     "services/operations/probes.py": {"aiobotocore", "aiokafka", "botocore", "open_connection", "redis"},  # doctor
+    "services/operations/publishing.py": {"subprocess"},  # asks git what was promised
 }
 # Modules that need a library's names and exchange nothing themselves, with what they need.
 NAMES_ONLY = {
-    "services/fulfillment/api.py": {"socket": "the host's name"},
     "services/fulfillment/gateway/checkout.py": {"stripe": "its error classes"},
     "services/fulfillment/gateway/invite.py": {"httpx": "the client it is lent, and its error classes"},
     "services/ingress/api/commands.py": {"socket": "the host's name"},
     "services/ingress/gateway/stripe.py": {"stripe": "its signature check"},
     "services/ingress/store.py": {"asyncpg": "its error classes"},
     "services/kernel/claim.py": {"socket": "the host's name"},
-    "services/operations/consuming.py": {"faststream": "the broker's class, handed to kernel/triggers"},
+    "services/operations/consuming.py": {"faststream": "the broker's class, handed to subscribing"},
     "services/operations/process.py": {"asyncpg": "its error classes"},
     "services/operations/web.py": {"socket": "the listening socket: a way in"},
     "services/vendors/pagerduty.py": {"httpx": "the client it is lent, and its error classes"},

@@ -5,7 +5,9 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from services.__main__ import discover
 from services.kernel.errors import CODES
+from services.operations.reference import FOLDER, render, stale_pages
 from tests.house.source import ROOT, modules, plant
 
 ERRORS = frozenset({"Invariant", "Refusal", "Retryable", "ServiceError", "Stop"})
@@ -79,3 +81,13 @@ def test_every_code_is_raised_listed_and_shown(tmp_path: Path) -> None:
     assert unraised(tmp_path, codes) == ["dead_code"]
     assert unlisted(tmp_path, codes) == ["services/a/flow.py:2 'made_up'"]
     assert unshown(tmp_path, codes) == ["dead_code"]
+
+
+def test_the_documented_list_is_the_one_in_the_code(tmp_path: Path) -> None:
+    pages = render(discover())
+    assert stale_pages(pages, FOLDER) == []
+    assert all(f"| `{code}` |" in pages["errors.md"] for code in CODES)
+    for name, page in pages.items():
+        (tmp_path / name).write_text(page, encoding="utf-8")
+    (tmp_path / "errors.md").write_text(pages["errors.md"].replace("body", "letter"), encoding="utf-8")
+    assert stale_pages(pages, tmp_path) == ["errors.md"]

@@ -1,6 +1,6 @@
 """The door as a serving process has it: routes in the app of ``rowclaim serve``, its database, a bell that tells."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import asyncpg
@@ -9,7 +9,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from services.ingress.api.webhooks import routes
-from services.ingress.flow.intake import Intake, Outside
+from services.ingress.flow.intake import Bell, Intake, Outside, Verifier
 from services.ingress.gateway.clerk import ClerkVerifier
 from services.ingress.gateway.stripe import StripeVerifier
 from services.ingress.machine import Source
@@ -22,12 +22,13 @@ from tests.fixtures.database import Connect
 from tests.ingress.signing import CLERK_NEW, CLERK_OLD, NEW, OLD, Headers, clerk_headers, stripe_headers
 
 BODY_BYTES_MAX = 64 * 1024
+VERIFIERS = {Source.STRIPE: StripeVerifier([OLD, NEW]), Source.CLERK: ClerkVerifier([CLERK_OLD, CLERK_NEW])}
 FULFILLMENT = [Subscription("stripe", "checkout.session.completed"), Subscription("clerk", "user.created")]
 
 
 @dataclass
 class RecordingBell:
-    """What was rung for, in order; may be asked to fail at nothing: a bell never raises."""
+    """What was rung for, in order."""
 
     rings: list[tuple[str, list[int]]] = field(default_factory=list)
 
@@ -37,7 +38,7 @@ class RecordingBell:
 
 @dataclass
 class Door:
-    """One serving process: its intake, its app, and a client of it."""
+    """One serving process: its intake, its app, and a client of it. ``bell``: the rings of a recording one."""
 
     db: Database
     intake: Intake
@@ -59,8 +60,7 @@ class Door:
 OpenDoor = Callable[[], Awaitable[Door]]
 
 
-def make_door(db: Database, bell: RecordingBell) -> Door:
-    verifiers = {Source.STRIPE: StripeVerifier([OLD, NEW]), Source.CLERK: ClerkVerifier([CLERK_OLD, CLERK_NEW])}
+def make_door(db: Database, bell: Bell, verifiers: Mapping[Source, Verifier] = VERIFIERS) -> Door:
     intake = Intake(db, Outside(verifiers=verifiers, bell=bell))
 
     async def nobody(error: Invariant) -> None:
@@ -68,7 +68,7 @@ def make_door(db: Database, bell: RecordingBell) -> Door:
 
     app = web.make_app(routes(intake, body_bytes_max=BODY_BYTES_MAX), {}, nobody)
     client = httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://door")
-    return Door(db, intake, bell, app, client)
+    return Door(db, intake, bell if isinstance(bell, RecordingBell) else RecordingBell(), app, client)
 
 
 @pytest.fixture

@@ -312,3 +312,9 @@ async def test_instants_come_with_their_zone_and_durations_as_intervals(database
     instant = datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
     assert await database.value("select $1::timestamptz", instant) == instant
     assert await database.value("select $1::interval", timedelta(days=3, hours=7)) == timedelta(days=3, hours=7)
+
+
+async def test_a_bad_argument_is_no_outage(database: Database) -> None:
+    """Retried, it would fail for ever."""
+    with pytest.raises(asyncpg.DataError, match="invalid input for query argument"):
+        await database.value("select $1::bigint", "seven")

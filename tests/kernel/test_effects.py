@@ -36,7 +36,7 @@ async def never() -> str:
     raise AssertionError("waited for nothing")
 
 
-async def run(row: Row, call=delivered, bound_s: float = BOUND_S) -> Attempt[str]:  # type: ignore[no-untyped-def]
+async def run(row: Row, call=delivered, bound_s: float = BOUND_S) -> Attempt[str]:
     return await attempt(call, row.write, bound_s=bound_s, timed_out=lambda: "unknown")
 
 

@@ -129,14 +129,20 @@ async def test_the_machine_is_the_databases(connect: Connect) -> None:
     await verify_machine(await connect(ROLE), JOB_RUNS)
 
 
-async def test_periods_are_claimed_oldest_first_and_each_by_one(connect: Connect, owner: Owner, clock: Clock) -> None:
+async def test_periods_are_claimed_longest_due_first_and_each_by_one(
+    connect: Connect, owner: Owner, clock: Clock
+) -> None:
     first, second = await connect(ROLE), await connect("rowclaim_fulfillment")
     three = job(back_fill=3)
     await jobs.plan(first, three)
     await clock.shift(timedelta(days=2))
     await jobs.plan(first, three)
+    # Turned round, so that neither the key nor the place in the table gives the order.
+    await owner.execute(
+        "update job_runs set next_attempt_at = rowclaim_now() - (period::date - date '2020-01-01') * interval '1 day'"
+    )
     taken = [await jobs.claim_period(db, three) for db in (first, second, first, second)]
-    assert [one and one.period for one in taken] == [*sorted(await periods(owner)), None]
+    assert [one and one.period for one in taken] == [*sorted(await periods(owner), reverse=True), None]
 
 
 async def test_a_racing_claim_takes_no_period_twice(connect: Connect, clock: Clock) -> None:

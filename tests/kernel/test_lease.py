@@ -191,3 +191,10 @@ async def test_every_request_crosses_the_door(valkey: Redis, name: str) -> None:
     assert crossed == [
         (Door.VALKEY, what, moment) for what in ("acquire", "renew", "release") for moment in ("before", "after")
     ]
+
+
+async def test_the_driver_never_tries_again_by_itself(valkey: Redis) -> None:
+    """Said out loud: how often it does so unasked differs between its releases, and between its constructors."""
+    retry = valkey.get_retry()
+    assert retry is not None
+    assert retry._retries == 0

@@ -1,10 +1,9 @@
 """Settings: read once, validated by name, secrets never shown, misspelt names refused."""
 
 from pathlib import Path
-from typing import Annotated
 
 import pytest
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import SecretStr, ValidationError
 from pydantic_settings import SettingsConfigDict
 
 from services.kernel.errors import Stop
@@ -12,9 +11,7 @@ from services.kernel.settings import (
     Secrets,
     Settings,
     SliceSettings,
-    hold_relations,
     load_settings,
-    refuse_unknown,
     variables,
 )
 
@@ -27,11 +24,6 @@ class ToySettings(SliceSettings):
 
     api_key: SecretStr
     keys: Secrets = ()
-    attempt_bound_s: Annotated[float, Field(gt=0)] = 20.0
-
-
-class PlainSettings(SliceSettings):
-    model_config = SettingsConfigDict(env_prefix="ROWCLAIM_PLAIN_")
 
 
 def test_what_is_set_is_taken_and_the_rest_has_its_default() -> None:
@@ -77,7 +69,6 @@ def test_no_representation_shows_a_secret() -> None:
         (GIVEN | {"ROWCLAIM_HTTP_PORT": "letmein"}, "ROWCLAIM_HTTP_PORT: ", "letmein"),
         (GIVEN | {"ROWCLAIM_HTTP_PORT": "70000"}, "ROWCLAIM_HTTP_PORT: ", "70000"),
         (GIVEN | {"ROWCLAIM_GRACEFUL_STOP_S": "60"}, "ROWCLAIM_GRACEFUL_STOP_S: ", "-"),
-        (GIVEN | {"ROWCLAIM_KAFKA_HEARTBEAT_MS": "4000"}, "at least three times ROWCLAIM_KAFKA_HEARTBEAT_MS", "-"),
     ],
 )
 def test_a_value_that_cannot_be_is_told_by_its_variable(environ: dict[str, str], named: str, secret: str) -> None:
@@ -129,28 +120,6 @@ def test_what_is_no_secret_has_no_file() -> None:
     }
 
 
-def test_a_name_nobody_knows_is_refused_with_the_nearest() -> None:
-    environ = {"ROWCLAIM_HTPP_PORT": "1", "ROWCLAIM_TOY_API_KEI": "x", "ROWCLAIM_QZVXWJ": "", "PATH": "/bin"}
-    with pytest.raises(Stop, match="setting_unknown") as stopped:
-        refuse_unknown([Settings, ToySettings], environ)
-    assert stopped.value.detail == (
-        "ROWCLAIM_HTPP_PORT (did you mean ROWCLAIM_HTTP_PORT?), ROWCLAIM_QZVXWJ (no setting is like it),"
-        " ROWCLAIM_TOY_API_KEI (did you mean ROWCLAIM_TOY_API_KEY?)"
-    )
-    assert stopped.value.code.exit == 78
-
-
-def test_letter_case_counts() -> None:
-    with pytest.raises(Stop, match=r"ROWCLAIM_http_port .did you mean ROWCLAIM_HTTP_PORT"):
-        refuse_unknown([Settings], {"ROWCLAIM_http_port": "1"})
-
-
-def test_known_names_pass_also_those_of_an_idle_slice() -> None:
-    refuse_unknown([Settings, ToySettings], GIVEN | {"ROWCLAIM_TOY_KEYS_FILE": "/run/keys", "ROWCLAIM_RUN": "r"})
-    with pytest.raises(Stop, match="ROWCLAIM_TOY_KEYS"):
-        refuse_unknown([Settings], {"ROWCLAIM_TOY_KEYS": "k"})
-
-
 @pytest.mark.parametrize(
     ("url", "password", "expected"),
     [
@@ -166,12 +135,3 @@ def test_a_login_role_takes_the_place_of_the_user(url: str, password: str | None
     settings = load_settings(Settings, environ)
     assert settings.database_url_as("rowclaim_toy") == expected
     assert settings.database_url_own == url
-
-
-def test_an_attempt_ends_before_its_process_is_given_up() -> None:
-    settings = load_settings(Settings, GIVEN | {"ROWCLAIM_GRACEFUL_STOP_S": "30.5"})
-    toy = {"ROWCLAIM_TOY_API_KEY": "k"}
-    plain = load_settings(PlainSettings, {})
-    hold_relations(settings, [load_settings(ToySettings, toy | {"ROWCLAIM_TOY_ATTEMPT_BOUND_S": "20.4"}), plain])
-    with pytest.raises(Stop, match=r"ROWCLAIM_TOY_ATTEMPT_BOUND_S .20.5. .* below ROWCLAIM_GRACEFUL_STOP_S .30.5."):
-        hold_relations(settings, [load_settings(ToySettings, toy | {"ROWCLAIM_TOY_ATTEMPT_BOUND_S": "20.5"})])

@@ -1,125 +1,44 @@
-"""Log lines name their row, traces are the standard's, metrics name no row."""
+"""Units of work name their row, traces are the standard's, metrics name no row."""
 
 import importlib
-import io
-import json
-import logging
 import pkgutil
-import sys
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import structlog
 from prometheus_client import REGISTRY
 
 import services
-from services.kernel.telemetry import LABELS, QUIET_LOGGERS, Trace, configure_logging, unit_of_work
+from services.kernel.telemetry import LABELS, Trace, unit_of_work
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+def bound() -> dict[str, object]:
+    return dict(structlog.contextvars.get_contextvars())
 
 
-Lines = Callable[[], list[dict[str, Any]]]
-
-
-@pytest.fixture
-def lines(capsys: pytest.CaptureFixture[str]) -> Iterator[Lines]:
-    """What was written to stderr, line by line; the logging of the test process is put back as it was."""
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    levels = {name: logging.getLogger(name).level for name in QUIET_LOGGERS}
-    yield lambda: [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    root.handlers, root.level = handlers, level
-    for name, was in levels.items():
-        logging.getLogger(name).setLevel(was)
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
-
-
-def test_a_line_of_a_unit_of_work_names_it(lines: Lines) -> None:
-    configure_logging("info", process="consume", run="run-1")
-    log = structlog.get_logger("services.toy")
+def test_a_unit_of_work_binds_what_it_is_about() -> None:
     trace = Trace.parse(PARENT)
     with unit_of_work(event_id=7, row_kind="purchase", row_id=12, claim_token=3, trace=trace):
-        log.info("toy.delivered", outcome="done")
-    log.info("toy.idle")
-    inside, outside = lines()
-    assert {"event_id": 7, "row_kind": "purchase", "row_id": 12, "claim_token": 3}.items() <= inside.items()
-    assert (inside["trace_id"], inside["span_id"]) == ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
-    assert (inside["event"], inside["outcome"], inside["level"]) == ("toy.delivered", "done", "info")
-    assert {"process": "consume", "run": "run-1"}.items() <= outside.items()
-    assert inside["at"].endswith("Z")
-    assert {"event_id", "row_id", "trace_id"}.isdisjoint(outside)
+        assert bound() == {
+            "event_id": 7,
+            "row_kind": "purchase",
+            "row_id": 12,
+            "claim_token": 3,
+            "trace_id": "0af7651916cd43dd8448eb211c80319c",
+            "span_id": "b7ad6b7169203331",
+        }
+    assert bound() == {}
 
 
-def test_a_unit_inside_a_unit_keeps_its_trace(lines: Lines) -> None:
-    configure_logging("info", process="consume", run=None)
-    log = structlog.get_logger()
+def test_a_unit_inside_a_unit_adds_to_it_and_keeps_its_trace() -> None:
     with unit_of_work(event_id=7):
-        log.info("outer")
+        outer = bound()
         with unit_of_work(row_kind="purchase", row_id=12):
-            log.info("inner")
-        log.info("outer again")
-    outer, inner, again = lines()
-    assert len(outer["trace_id"]) == 32
-    assert inner["trace_id"] == outer["trace_id"] == again["trace_id"]
-    assert (inner["event_id"], inner["row_id"]) == (7, 12)
-    assert "row_id" not in again
-
-
-def test_two_units_are_two_traces(lines: Lines) -> None:
-    configure_logging("info", process="consume", run=None)
-    for event_id in (1, 2):
-        with unit_of_work(event_id=event_id):
-            structlog.get_logger().info("unit")
-    first, second = lines()
-    assert first["trace_id"] != second["trace_id"]
-
-
-def test_libraries_write_the_same_lines(lines: Lines) -> None:
-    configure_logging("info", process="consume", run=None)
-    with unit_of_work(event_id=7):
-        logging.getLogger("some.library").warning("lost %s", "it")
-        try:
-            raise RuntimeError("why")
-        except RuntimeError:
-            structlog.get_logger("ours").exception("failed")
-    library, ours = lines()
-    assert (library["event"], library["event_id"], library["logger"]) == ("lost it", 7, "some.library")
-    assert "RuntimeError: why" in ours["exception"]
-
-
-def test_levels_are_kept_and_chatter_is_not(lines: Lines) -> None:
-    configure_logging("debug", process="consume", run=None)
-    logging.getLogger("httpx").info("GET https://api/?key=secret")
-    logging.getLogger("ours").debug("shown")
-    configure_logging("warning", process="consume", run=None)
-    structlog.get_logger("ours").info("not shown")
-    assert [line["event"] for line in lines()] == ["shown"]
-
-
-def test_the_brokers_outage_is_told_once(lines: Lines) -> None:
-    configure_logging("info", process="consume", run=None)
-    for _ in range(70):
-        logging.getLogger("aiokafka.conn").error("Unable connect to %s", "127.0.0.1:9")
-        logging.getLogger("ours").error("kept")
-    events = [line["event"] for line in lines()]
-    assert events.count("kept") == 70
-    assert len(events) == 71
-
-
-@pytest.mark.usefixtures("lines")
-def test_a_terminal_gets_lines_for_eyes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    configure_logging("info", process="serve", run=None)
-    structlog.get_logger().info("hello", port=1)
-    assert "hello" in terminal.getvalue()
-    assert not terminal.getvalue().startswith("{")
+            assert bound() == outer | {"row_kind": "purchase", "row_id": 12}
+        assert bound() == outer
+    with unit_of_work(event_id=8):
+        assert bound()["trace_id"] != outer["trace_id"]
 
 
 def test_a_position_in_a_trace_is_read_and_written() -> None:

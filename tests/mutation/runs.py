@@ -18,7 +18,9 @@ from services.kernel.doors import Door, Moment
 from tests.crash.child import die_with
 
 WITHIN_S = 120.0
-OPTIONS = ("-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:promise-recorder", "-p", "no:faulthandler")
+UNWANTED = ("cacheprovider", "promise-recorder", "faulthandler", "tests.fixtures.leftovers")
+"""Plugins: no mutant's result is a result of the suite, and the servers of the runs beside a run are no leftovers."""
+OPTIONS = ("-q", "--assert=plain", *(word for plugin in UNWANTED for word in ("-p", f"no:{plugin}")))
 """Plain asserts: the parent has the tests imported already, and nobody reads why one died."""
 
 

@@ -1,5 +1,7 @@
 """A small installation for the commands: toy slices over real login roles, and the environment of this test."""
 
+import asyncio
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +15,7 @@ from services.operations.command_line import make_app
 from services.operations.process import Process
 from services.operations.terminal import Terminal, finish
 from tests.fixtures.database import DatabaseUrl
+from tests.fixtures.logs import logging_restored
 
 
 class ToySettings(SliceSettings):
@@ -64,17 +67,18 @@ class Ended:
 
 
 class RunCommand(Protocol):
-    def __call__(self, terminal: Terminal, *arguments: str) -> Ended: ...
+    def __call__(self, terminal: Terminal, *arguments: str) -> Awaitable[Ended]: ...
 
 
 @pytest.fixture
-def run_command(capsys: pytest.CaptureFixture[str]) -> RunCommand:
-    """Run one command line in this process, as the console script does."""
+def run_command(capsys: pytest.CaptureFixture[str]) -> Iterator[RunCommand]:
+    """Run one command line as the console script does, on a thread: a command brings a loop of its own."""
 
-    def run(terminal: Terminal, *arguments: str) -> Ended:
+    async def run(terminal: Terminal, *arguments: str) -> Ended:
         capsys.readouterr()
-        code = finish(make_app(terminal), terminal, arguments)
+        code = await asyncio.to_thread(finish, make_app(terminal), terminal, arguments)
         printed = capsys.readouterr()
         return Ended(code, printed.out, printed.err)
 
-    return run
+    with logging_restored():
+        yield run

@@ -13,9 +13,9 @@ from services.kernel.effects import uncut
 from services.kernel.errors import Invariant, Retryable, Stop
 from services.kernel.transition import Edge, Fence, Machine
 from services.operations import process as process_module
-from services.operations.process import KERNEL_MACHINES, Process, Task, load, open_database, run_tasks, signals
+from services.operations.process import KERNEL_MACHINES, Process, Task, open_database, run_tasks, signals
 from tests.fixtures.database import DatabaseUrl
-from tests.operations.conftest import OTHER, TOY, MakeTerminal, ToySettings, log_sender
+from tests.operations.conftest import TOY, MakeTerminal, ToySettings, log_sender
 from tests.waiting import wait_until
 
 Opened = Callable[[], Awaitable[Process]]
@@ -27,16 +27,6 @@ async def process(make_terminal: MakeTerminal) -> AsyncIterator[Process]:
     async with Process.open("toy", (TOY,), make_terminal().load((TOY,)), log_sender) as opened:
         opened.settings = opened.settings.model_copy(update={"graceful_stop_s": 0.2})
         yield opened
-
-
-def test_the_settings_of_the_slices_it_runs_are_asked_for_and_no_others(database_url: DatabaseUrl) -> None:
-    environ = {"ROWCLAIM_DATABASE_URL": database_url(), "ROWCLAIM_FULFILLMENT_COLOUR": "red"}
-    assert load((TOY, OTHER), (), environ).own == {}
-    assert load((TOY, OTHER), (TOY,), environ).own == {ToySettings: ToySettings(colour="red")}
-    with pytest.raises(Stop, match="ROWCLAIM_INGRESS_NEEDED"):
-        load((TOY, OTHER), (TOY, OTHER), environ)
-    with pytest.raises(Stop, match="setting_unknown"):
-        load((OTHER,), (), environ)
 
 
 async def test_it_lends_its_slices_one_pool_a_role(process: Process) -> None:

@@ -11,9 +11,11 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.record.util import calc_crc32c
 from structlog.testing import capture_logs
 
-from services.kernel import triggers
+from schemas.triggers import TOPICS
+from services.__main__ import discover
 from services.kernel.errors import Retryable
 from services.kernel.triggers import Kafka, Publisher
+from services.operations import subscribing
 from services.operations.subscribers import (
     Liveness,
     is_consuming,
@@ -95,7 +97,7 @@ async def test_bytes_the_driver_cannot_read_are_passed_and_fetched_once(
     kafka: Kafka, topic: str, stranger: AIOKafkaProducer
 ) -> None:
     """The driver fails on them for ever, and the framework restarts its loop at once: a busy core and no rings."""
-    unreadable = triggers.RECORDS.labels(topic, "unreadable")._value
+    unreadable = subscribing.RECORDS.labels(topic, "unreadable")._value
     ears = Ears(kafka, topic)
     async with listening(ears):
         await (await stranger.send_batch(with_odd_header_name(stranger, told("1")), topic, partition=0))
@@ -181,8 +183,11 @@ async def test_a_dead_coordinator_is_noticed(kafka: Kafka, topic: str) -> None:
     async with listening(ears):
         assert is_consuming(ears.broker)
         consumer: Any = ears.subscriber.consumer
-        consumer._coordinator._coordination_task.cancel()
-        await wait_until(lambda: not is_consuming(ears.broker), within_s=5, what="the dead task noticed")
+        coordination = consumer._coordinator._coordination_task
+        consumer._coordinator._coordination_task = asyncio.get_running_loop().create_future()
+        consumer._coordinator._coordination_task.set_result(None)
+        assert not is_consuming(ears.broker)
+        consumer._coordinator._coordination_task = coordination
 
 
 async def test_a_consume_loop_that_crashed_is_started_again(
@@ -217,3 +222,9 @@ async def test_a_standby_without_a_partition_lives(kafka: Kafka, topic: str, str
         await stranger.send_and_wait(topic, told("1"))
         await wait_until(lambda: any(one.heard for one in both), within_s=30, what="the ring")
         assert sum(len(one.rings) for one in both) == 1
+
+
+def test_every_topic_a_card_names_is_published() -> None:
+    """A misspelt one would be subscribed to for ever, and nobody would ever ring it."""
+    published = {topic.name for topic in TOPICS}
+    assert {topic for service in discover() for topic in service.topics} <= published

@@ -9,8 +9,9 @@ import pytest
 from pydantic import SecretStr
 
 from services.kernel.errors import Invariant, Retryable
-from services.kernel.gate import Gates, list_gates
+from services.kernel.gate import Gates
 from services.kernel.pager import Page, Pager, Severity
+from services.operations.store import list_gates
 from services.vendors.http import http_client
 from services.vendors.pagerduty import PagerDuty
 from tests.fixtures.database import Clock, Connect

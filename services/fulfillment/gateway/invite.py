@@ -56,6 +56,7 @@ PAGES_MAX: Final = 5
 """Of open invitations looked through. Past them the invitation is sent anew: it cannot be doubled, only announced
 twice."""
 REASON_CHARS_MAX: Final = 500
+REPOSITORY_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 
 RATE_WORDS: Final = re.compile(r"secondary rate|rate limit|abuse", re.IGNORECASE)
 PERSONAL_WORDS: Final = re.compile(r"organization-owned repositor", re.IGNORECASE)
@@ -69,8 +70,10 @@ class InviteSettings(SliceSettings):
     """What only this product needs to know."""
 
     github_api_url: str = "https://api.github.com"
+    """Base of GitHub's REST API."""
     github_token: SecretStr
-    github_repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$")]
+    """May invite to the repository, and may read users."""
+    github_repository: Annotated[str, Field(pattern=REPOSITORY_PATTERN)]
     """``owner/name`` of what is sold."""
     github_permission: str = "pull"
     """Empty: none is sent. A personal repository refuses any, and lets every guest push."""

@@ -5,6 +5,7 @@ looks for what nobody rang for. A repeated event is one row, and rings again as 
 ring may be the one that was lost. Of a request that is not believed, its length and hash are logged, and no byte more.
 """
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,10 +17,10 @@ from prometheus_client import Counter
 
 from schemas.triggers import CLERK_EVENTS, STRIPE_EVENTS
 from services.ingress import store
+from services.ingress.flow.batch import Batcher
 from services.ingress.machine import Headers, Receipt, Rejected, Rejection, Source, Verdict, Verified
-from services.kernel.batch import Batcher
 from services.kernel.db import Database
-from services.kernel.errors import Refusal
+from services.kernel.errors import Refusal, Retryable
 from services.kernel.inbox import Arrival, Arrived
 
 log = structlog.get_logger()
@@ -35,7 +36,9 @@ VERIFIED = Counter(
 TOPICS: Final = {Source.STRIPE: STRIPE_EVENTS.name, Source.CLERK: CLERK_EVENTS.name}
 
 WAITING_MAX: Final = 2048
-"""Requests that may wait for the database: some seconds of a burst, and at a megabyte each still no danger to us."""
+"""Verified events that may wait for the database: some seconds of a burst at its full rate."""
+ANSWER_WITHIN_S: Final = 10.0
+"""Senders give up after 15 s or so; a database that froze is told to them before that, while they listen."""
 BATCH_MAX: Final = 256
 REFUSALS_LOGGED_EVERY_S: Final = 1.0
 VERSIONS_MAX: Final = 64
@@ -95,7 +98,12 @@ class Intake:
 
     async def _arrive(self, source: Source, event: Verified, body: bytes) -> Receipt:
         arrival = Arrival(source, event.external_id, event.kind, body, event.parked_reason)
-        arrived = await self._batcher.submit(arrival)
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                arrived = await self._batcher.submit(arrival)
+        except TimeoutError:
+            # It may still be stored: then the sender's next try is a duplicate.
+            raise Retryable("database_unavailable", f"no answer in {ANSWER_WITHIN_S:g} s") from None
         if not arrived.is_new:
             receipt = Receipt.DUPLICATE
         else:

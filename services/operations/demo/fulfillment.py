@@ -14,7 +14,7 @@ from services.operations.demo.stage import Note, Stage, until
 from services.operations.demo.verdict import Scene, Told
 from services.sandbox.faults import Act, Fault, Reply
 from services.sandbox.github.shapes import AccountType
-from services.sandbox.log import LoggedRequest, Vendor
+from services.sandbox.log import InviteEffect, LoggedRequest, Vendor
 from services.sandbox.outbox import Plan, Posting
 from services.sandbox.stripe.buyer import Payment
 from services.sandbox.wire import (
@@ -30,7 +30,8 @@ from services.sandbox.wire import (
 
 SETTLED_WITHIN_S: Final = 30.0
 RETRY_AFTER_S: Final = 2
-INVITED: Final = "invitation_created"
+INVITED: Final = {effect.value for effect in InviteEffect if effect.told}
+"""Whatever told the person something: an invitation that is open already and sent again counts as well."""
 EVENTS: Final = (
     "checkout.session.completed",
     "checkout.session.async_payment_succeeded",
@@ -197,7 +198,7 @@ class FulfillmentStory:
         undone = [(row["state"], row["why"]) for row in await self.stage.database.fetch(UNDONE)]
         actions = [tuple(row) for row in await self.stage.database.fetch(ACTIONS)]
         stored = await self.stage.database.fetchval(EVENTS_STORED)
-        invited = Counter(put.subject for put in await self.puts() if put.effect == INVITED)
+        invited = Counter(put.subject for put in await self.puts() if put.effect in INVITED)
         mails = await self.stage.control.mails()
         posted = await self.stage.control.deliveries()
 

@@ -8,9 +8,15 @@ from email.message import EmailMessage
 from enum import StrEnum
 from typing import cast
 
-from aiosmtpd.smtp import SMTP, Envelope, Session
-
+from services.sandbox.embedded.packages import MAIL_PACKAGE, PackageMissing
 from services.sandbox.embedded.process import free_port
+
+try:
+    from aiosmtpd.smtp import SMTP, Envelope, Session
+except (
+    ModuleNotFoundError
+) as error:  # the one package of the group that is imported: say how to get it, as for the rest
+    raise PackageMissing(MAIL_PACKAGE) from error
 
 
 class MailFault(StrEnum):
@@ -100,7 +106,9 @@ class MailSink:
         envelope.rcpt_tos.append(address)
         return "250 2.1.5 OK"
 
-    async def handle_DATA(self, server: "_Conversation", session: Session, envelope: Envelope) -> str:  # noqa: N802
+    async def handle_DATA(  # noqa: N802 - the same
+        self, server: "_Conversation", session: Session, envelope: Envelope
+    ) -> str:
         recipients = envelope.rcpt_tos
         if self._fails(recipients, MailFault.DEFER_DATA):
             return "451 4.3.0 try again later"

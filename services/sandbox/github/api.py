@@ -25,7 +25,7 @@ from services.sandbox.github.shapes import (
 )
 from services.sandbox.github.world import RANK, ROLES, GitHubWorld, Token
 from services.sandbox.http import Answer, Call, Cut, Dropped, Outcome
-from services.sandbox.log import Vendor
+from services.sandbox.log import InviteEffect, Vendor
 
 API_VERSIONS: Final = ("2022-11-28", "2026-03-10")
 LIMIT_PER_HOUR: Final = 5000
@@ -181,16 +181,16 @@ class GitHubApi:
             raise Refused(refusals.member_role_is_higher(account.login, permission))
         if base_role is not None or account.id in repository.collaborators:
             repository.collaborators[account.id] = permission
-            call.entry.effect = "access_kept"
+            call.entry.effect = InviteEffect.KEPT
             return Answer(204, b"", {})
         invitation = self.world.open_invitation(repository, account)
         if invitation is None:
             invitation = self._invite(repository, account, token.owner, permission)
-            call.entry.effect = "invitation_created"
+            call.entry.effect = InviteEffect.CREATED
         elif not invitation.expired(self.clock.now()):
             invitation.notified += 1
             invitation.permission = permission
-            call.entry.effect = "invitation_repeated"
+            call.entry.effect = InviteEffect.REPEATED
         return _json(201, repository_invitation(invitation, repository, call.base_url, self.clock.now()))
 
     def _invite(self, repository: Repository, account: Account, inviter: Account, permission: str) -> Invitation:

@@ -15,7 +15,7 @@ from services.sandbox.stripe.books import API_VERSION, Books, Cause, new_id
 from services.sandbox.stripe.expansion import expand
 from services.sandbox.stripe.forms import decode
 from services.sandbox.stripe.idempotency import IdempotencyLayer
-from services.sandbox.stripe.refusals import StripeRefusal, invalid
+from services.sandbox.stripe.refusals import StripeRefusal, invalid, not_played
 from services.sandbox.stripe.registry import find_route
 from services.sandbox.stripe.routes import Request
 from services.sandbox.stripe.versions import is_known, render
@@ -45,6 +45,8 @@ class StripeApi:
             self._check_key(call)
             version = _version(call)
             _check_form(call)
+            if "stripe-account" in call.headers:
+                raise not_played("Acting for a connected account")
 
             def execute() -> tuple[Answer, bool]:
                 return self._execute(call, request_id, version)

@@ -153,7 +153,7 @@ def test_a_replay_of_nothing_says_so(line: Line) -> None:
 def test_whatever_ends_a_replay_early_tells_how_to_go_on(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     worked_off(line, Done(), "evt_1")
     worked_off(line, Done(), "evt_2")
-    pages: list[object] = []
+    pages: list[commands.repair.Replayed] = []
     replay = commands.repair.replay
 
     async def cut(*arguments: Any, **named: Any) -> Any:
@@ -169,7 +169,7 @@ def test_whatever_ends_a_replay_early_tells_how_to_go_on(line: Line, monkeypatch
         obj=line,
     )
     assert done.exit_code != 0
-    assert f"go on with --since {pages[0].resume.isoformat()}" in done.output  # type: ignore[attr-defined]
+    assert f"go on with --since {pages[0].resume.isoformat()}" in done.output
     assert states(line) == ["pending", "done"], "the page before it stands"
     assert line.shown == []
 

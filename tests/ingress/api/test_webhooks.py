@@ -13,9 +13,12 @@ from prometheus_client import REGISTRY
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.ingress.api import webhooks
+from services.ingress.gateway.clerk import ClerkVerifier
+from services.ingress.gateway.stripe import StripeVerifier
+from services.ingress.machine import Source
 from services.operations import web
 from tests.fixtures.database import Connect, Server
-from tests.ingress.conftest import BODY_BYTES_MAX, Door, Stored
+from tests.ingress.conftest import BODY_BYTES_MAX, Door, Stored, make_door
 from tests.ingress.signing import (
     CLERK_OLD,
     NEW,
@@ -94,6 +97,26 @@ GARBAGE: dict[str, tuple[str, Callable[[], tuple[bytes, Headers]], str]] = {
         lambda: (stripe_event(), [(b"stripe-signature", f"t={seconds()},v1=".encode() + b"\xe9")]),
         "signature_malformed",
     ),
+    "a signature of an older scheme": (
+        "stripe",
+        lambda: (stripe_event(), [(b"stripe-signature", b"t=%d,v0=00" % seconds())]),
+        "signature_scheme",
+    ),
+    "an instant that is no whole number": (
+        "clerk",
+        lambda: (clerk_event(), changed(clerk_headers(clerk_event()), svix_timestamp=b"nan")),
+        "signature_timestamp",
+    ),
+    "an id that is no text": (
+        "stripe",
+        lambda: (stripe_event(id=7), stripe_headers(stripe_event(id=7))),
+        "event_malformed",
+    ),
+    "a type with a space": (
+        "stripe",
+        lambda: (stripe_event(kind="a b"), stripe_headers(stripe_event(kind="a b"))),
+        "event_kind",
+    ),
     "a malformed signature": (
         "clerk",
         lambda: (clerk_event(), changed(clerk_headers(clerk_event()), svix_signature=b"v1,!!!A")),
@@ -161,6 +184,16 @@ async def test_during_a_rotation_old_new_and_both_are_good_and_the_metric_tells_
     assert {place: count for place, count in gained.items() if count} == {"1:": 2, "2:": 1}
     clerk = clerk_event()
     assert (await door.clerk(clerk, clerk_headers(clerk, [CLERK_OLD]))).status_code == 202
+
+
+@pytest.mark.promise("F90")
+async def test_without_a_secret_everything_is_a_400(door: Door, stored: Stored) -> None:
+    verifiers = {Source.STRIPE: StripeVerifier([]), Source.CLERK: ClerkVerifier([" "])}
+    unset = make_door(door.db, door.bell, verifiers)
+    answers = [await unset.stripe(stripe_event()), await unset.clerk(clerk_event())]
+    await unset.http.aclose()
+    assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(400, "signature_unconfigured")] * 2
+    assert await stored.nothing()
 
 
 async def test_a_body_that_a_middleware_encoded_anew_is_refused(door: Door, stored: Stored) -> None:
@@ -284,7 +317,7 @@ async def test_a_body_that_dribbles_is_given_up(door: Door, stored: Stored, monk
     async with listening(door) as port:
         answer = await exchange(port, request(body, b"content-length: %d" % len(body)), body[:-1])
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b'"body_too_slow"' in answer
+    assert "body_too_slow" in answer.decode()
     assert await stored.nothing()
 
 

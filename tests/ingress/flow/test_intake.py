@@ -9,6 +9,7 @@ import pytest
 import structlog
 from prometheus_client import REGISTRY
 
+from services.ingress.flow import intake as intake_module
 from services.ingress.flow.intake import Intake, Outside, Verifier
 from services.ingress.machine import Headers, Rejected, Rejection, Source, Verdict, Verified
 from services.kernel import doors, inbox
@@ -19,9 +20,10 @@ from services.kernel.errors import Refusal, Retryable
 from services.kernel.inbox import Subscription
 from services.kernel.triggers import Doorbell, Kafka, Publisher
 from services.kernel.worker import Worker
+from services.operations.store import owe_missing
 from services.sandbox.embedded.process import free_ports
 from tests.fixtures.database import Clock, Connect
-from tests.ingress.conftest import FULFILLMENT, Door, OpenDoor, RecordingBell, Stored, make_door
+from tests.ingress.conftest import FULFILLMENT, Door, OpenDoor, Stored, make_door
 from tests.ingress.signing import NEW, OLD, stripe_event, stripe_headers
 from tests.waiting import wait_until
 
@@ -105,7 +107,8 @@ async def test_the_loser_of_a_race_is_answered_and_leaves_the_ring_to_the_winner
     )
     before = written_alone()
     losing = asyncio.ensure_future(door.stripe(stripe_event("evt_1")))
-    await wait_until(lambda: written_alone() > before, within_s=5, what="the batch gave the lock up")
+    # Well below the role's two seconds: everybody behind the batch waits as long as it does.
+    await wait_until(lambda: written_alone() > before, within_s=1.5, what="the batch gave the lock up")
     assert (await door.stripe(stripe_event("evt_2"))).status_code == 202, "nobody else waits for that lock"
     assert not losing.done()
     await winner.commit()
@@ -160,8 +163,7 @@ async def test_with_the_broker_down_an_event_is_2xx_twice_one_row_and_its_work_d
         return REGISTRY.get_sample_value("rowclaim_rings_total", {"topic": STRIPE, "result": "unpublished"}) or 0.0
 
     before = unpublished()
-    deaf = make_door(door.db, RecordingBell())
-    deaf.bell.ring = doorbell.ring  # type: ignore[method-assign]
+    deaf = make_door(door.db, doorbell)
     body = stripe_event()
     assert (await deaf.stripe(body)).status_code == 202
     await wait_until(lambda: unpublished() == before + 1, within_s=10, what="the first ring is lost")
@@ -188,7 +190,7 @@ async def test_with_every_ring_dropped_the_worker_finds_the_delivery_and_repeats
         assert (await door.stripe(stripe_event())).status_code == 202
     assert await stored.deliveries() == []
     await clock.shift(timedelta(seconds=4))
-    owed = await inbox.owe_missing(fulfillment, timedelta(seconds=30))
+    owed = await owe_missing(fulfillment, timedelta(seconds=30))
     assert [pair.consumer for pair in owed] == ["fulfillment"]
 
     tries: list[int] = []
@@ -270,7 +272,14 @@ async def test_a_week_without_a_partition_is_repaired_by_the_first_event(
     assert await inbox.weeks_ahead(await connect()) == inbox.PARTITION_WEEKS
 
 
-async def test_an_event_the_database_refuses_fails_alone(door: Door, stored: Stored) -> None:
+async def test_an_event_the_database_refuses_fails_alone(
+    door: Door, stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def needless(*_: object) -> int:
+        raise AssertionError("no partition is missing")
+
+    monkeypatch.setattr(inbox, "make_partitions", needless)
+
     class Loose(Believer):
         def verify(self, headers: Headers, body: bytes) -> Verdict:
             return Verified(body.decode(), "" if body == b"bad" else "user.created", secret="none")
@@ -309,6 +318,21 @@ async def test_a_lock_that_outlasts_the_single_path_is_a_503(
     assert (answer.status_code, answer.json()["code"]) == (503, "database_busy")
     await table.rollback()
     assert await stored.nothing()
+
+
+async def test_a_database_that_does_not_answer_is_told_while_the_sender_listens(
+    door: Door, owner: "asyncpg.Connection[asyncpg.Record]", stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake_module, "ANSWER_WITHIN_S", 0.2)
+    table = owner.transaction()
+    await table.start()
+    await owner.execute("lock table event_ids in access exclusive mode")
+    answer = await door.stripe(stripe_event())
+    assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
+    await table.rollback()
+    await door.intake.close()
+    assert (await door.stripe(stripe_event())).json() == {"event": "duplicate"}, "it was stored after all"
+    assert len(await stored.events()) == 1
 
 
 async def test_close_waits_for_the_requests_taken(door: Door, owner: "asyncpg.Connection[asyncpg.Record]") -> None:

@@ -22,6 +22,7 @@ from services.kernel.deliveries import (
 )
 from services.kernel.errors import Stop
 from services.kernel.inbox import Arrival, Subscription
+from services.operations.store import catch_up
 from tests.fixtures.database import Clock, Connect
 from tests.ingress.conftest import Stored
 
@@ -112,7 +113,7 @@ async def test_an_event_that_was_never_owed_is_owed_now(
     ids = await arrive(connect, "evt_1", "evt_2")
     assert await stored.deliveries() == []
     await inbox.subscribe(await connect("rowclaim_fulfillment"), "fulfillment", [Subscription("stripe", PAID)])
-    assert await inbox.catch_up(operator) == 0, "what came before it subscribed is nobody's, until a person says so"
+    assert await catch_up(operator) == 0, "what came before it subscribed is nobody's, until a person says so"
     (page,) = await run(operator, wanted())
     assert (page.put_back, page.made, page.rings) == (0, 2, {"stripe": ids[-1]})
     assert await stored.deliveries() == [(event_id, "fulfillment", "pending") for event_id in ids]
@@ -189,8 +190,9 @@ async def test_an_event_whose_body_is_gone_is_counted_and_left_alone(
 
 
 async def test_a_kind_the_consumer_is_not_owed_is_refused_with_those_it_is(operator: Database) -> None:
-    with pytest.raises(Stop, match=f"replay_not_subscribed: fulfillment is owed: {PAID}"):
+    with pytest.raises(Stop, match="replay_not_subscribed") as refused:
         await run(operator, wanted(kind=OTHER))
+    assert refused.value.detail == f"fulfillment is owed: {PAID}"
 
 
 async def test_each_page_keeps_who_asked_why_and_for_which_events(
@@ -238,8 +240,9 @@ async def test_all_or_none_of_those_named_are_given_back(
     await unpark(operator, [(two, "fulfillment")], actor="ada@desk", reason="looked at it")
     await work(connect, Done())
     before = await stored.deliveries()
-    with pytest.raises(Stop, match=f"delivery_not_parked: {two}:fulfillment, 999:nobody"):
+    with pytest.raises(Stop, match="delivery_not_parked") as refused:
         await unpark(operator, [(one, "fulfillment"), (two, "fulfillment"), (999, "nobody")], actor="a", reason="b")
+    assert refused.value.detail == f"{two}:fulfillment, 999:nobody"
     assert await stored.deliveries() == before
     assert await owner.fetchval("select count(*) from admin_actions") == 1
 
@@ -248,8 +251,9 @@ async def test_what_is_stored_only_to_be_shown_cannot_be_given_back(
     operator: Database, connect: Connect, stored: Stored
 ) -> None:
     (thin,) = await arrive(connect, "evt_thin", parked="thin_event")
-    with pytest.raises(Stop, match=f"delivery_shown_only: {thin}:ingress"):
+    with pytest.raises(Stop, match="delivery_shown_only") as refused:
         await unpark(operator, [(thin, "ingress")], actor="ada@desk", reason="why not")
+    assert refused.value.detail == f"{thin}:ingress"
     assert (await unpark_all(operator, "thin_event", actor="ada@desk", reason="why not")).unparked == 0
     assert await stored.deliveries() == [(thin, "ingress", "parked")]
 

@@ -92,6 +92,17 @@ async def test_gives_up_after_three_lost_draws(
     assert draws == [1, 1, 1]
 
 
+async def test_an_address_that_was_handed_out_is_never_drawn_anew(tmp_path: Path) -> None:
+    """Services hold it: better a start that fails."""
+    broker = Broker(log_path=tmp_path / "log")
+    await broker.start()
+    await broker.stop()
+    address = broker.bootstrap
+    with socket.create_server(("127.0.0.1", broker.port)), pytest.raises(ExitedEarly):
+        await broker.start()
+    assert broker.bootstrap == address
+
+
 async def test_is_quiet_whatever_log_level_we_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At info it writes megabytes in its first moments."""
     monkeypatch.setenv("RUST_LOG", "trace")

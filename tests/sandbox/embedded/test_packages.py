@@ -65,6 +65,20 @@ def test_a_package_without_its_binary_counts_as_missing(tmp_path: Path, monkeypa
         packages.objects_binary()
 
 
+def test_a_stack_without_the_mail_package_is_refused_in_the_same_words() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['aiosmtpd'] = None\n"
+        "from services.kernel.errors import Stop\n"
+        "try:\n"
+        "    from services.sandbox.embedded import stack\n"
+        "except Stop as refused:\n"
+        "    print(refused.code.name, refused.code.exit, 'aiosmtpd is not installed' in str(refused))\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "package_missing 78 True\n"
+
+
 def test_no_wrapper_of_a_package_is_ever_imported() -> None:
     """They change modes, add users, write into HOME; under -W error one of them cannot even be imported."""
     code = (

@@ -179,7 +179,9 @@ async def test_a_child_starts_with_every_signal_at_its_default(
         await wait_until(lambda: not child.alive, within_s=5, what="grep has printed")
     finally:
         signal.signal(signal.SIGINT, before)
-    assert [int(line.split()[1], 16) for line in script(child).splitlines()] == [0, 0]
+    # From 32 on they are the C library's own, which no program may set: some runners have them ignored.
+    ours = (1 << 31) - 1
+    assert [int(line.split()[1], 16) & ours for line in script(child).splitlines()] == [0, 0]
 
 
 @pytest.mark.parametrize("mode", MODES)

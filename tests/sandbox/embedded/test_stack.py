@@ -90,6 +90,7 @@ class TestRunning:
             "ROWCLAIM_KAFKA_BOOTSTRAP",
             "ROWCLAIM_KAFKA_FETCH_WAIT_MS",
             "ROWCLAIM_KAFKA_HEARTBEAT_MS",
+            "ROWCLAIM_KAFKA_IDEMPOTENT",
             "ROWCLAIM_KAFKA_SESSION_TIMEOUT_MS",
             "ROWCLAIM_S3_ACCESS_KEY",
             "ROWCLAIM_S3_SECRET_KEY",
@@ -101,6 +102,7 @@ class TestRunning:
         assert one["ROWCLAIM_DATABASE_URL"] == f"postgres://postgres@127.0.0.1:{port}/rowclaim?sslmode=disable"
         waits = [one[f"ROWCLAIM_KAFKA_{name}_MS"] for name in ("FETCH_WAIT", "HEARTBEAT", "SESSION_TIMEOUT")]
         assert waits == ["20", "300", "3000"]
+        assert one["ROWCLAIM_KAFKA_IDEMPOTENT"] == "false"
         addresses = [name for name in one if name.endswith(("_URL", "_BOOTSTRAP", "_KEY"))]
         assert [name for name in addresses if one[name] == two[name]] == []
 
@@ -142,6 +144,7 @@ async def test_a_stop_leaves_nothing_and_the_data_is_there_at_the_next_start(own
             "ROWCLAIM_KAFKA_BOOTSTRAP",
             "ROWCLAIM_KAFKA_FETCH_WAIT_MS",
             "ROWCLAIM_KAFKA_HEARTBEAT_MS",
+            "ROWCLAIM_KAFKA_IDEMPOTENT",
             "ROWCLAIM_KAFKA_SESSION_TIMEOUT_MS",
         ]
         database = await asyncpg.connect(stack.postgres.url("rowclaim"))
@@ -171,6 +174,7 @@ async def test_when_we_are_killed_everything_is_gone_at_once_and_starts_again(ow
         database = await asyncpg.connect(stack.postgres.url("rowclaim"))
         assert await database.fetchval("select id from paid") == 1
         await database.close()
+        stack.objects._tidy()  # what its next start would do: remove the sockets of the one that was killed
 
 
 def stack_process(data: Path) -> subprocess.Popen[str]:

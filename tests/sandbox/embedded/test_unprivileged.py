@@ -1,5 +1,6 @@
 import os
 import pwd
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ from services.sandbox.embedded.unprivileged import identity_for
 
 # PostgreSQL refuses root, so what is shown here differs by who runs the tests; either way something is.
 ROOT = os.geteuid() == 0
-NOBODY = f"{pwd.getpwnam('nobody').pw_uid}:{pwd.getpwnam('nobody').pw_gid}"
+NOBODY_UID = pwd.getpwnam("nobody").pw_uid
+NOBODY = f"{NOBODY_UID}:{pwd.getpwnam('nobody').pw_gid}"
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def folder(server_root: Path) -> Iterator[Path]:
     path = server_root / "identity"
     path.mkdir(mode=0o700)
     yield path
-    path.rmdir()
+    shutil.rmtree(path)
 
 
 @pytest.fixture
@@ -73,11 +75,28 @@ async def test_where_namespaces_are_refused_root_serves_as_nobody(server_root: P
     try:
         assert server.process.command.identity == (NOBODY if ROOT else SAME)
         owners = {path.stat().st_uid for path in (data, *data.rglob("*"))}
-        assert owners == {int(NOBODY.split(":")[0])} if ROOT else {os.geteuid()}
+        assert owners == {NOBODY_UID} if ROOT else {os.geteuid()}
         await server.create_database("works")
     finally:
         await server.stop()
     assert await identity_for(data, packages.postgres_binary()) == (NOBODY if ROOT else SAME)
+
+
+@pytest.mark.usefixtures("no_namespaces")
+async def test_data_made_in_a_namespace_goes_to_nobody_as_a_whole_where_they_are_refused_later(folder: Path) -> None:
+    file = folder / "base" / "1"
+    file.parent.mkdir()
+    file.touch()
+    assert await identity_for(folder, packages.postgres_binary()) == (NOBODY if ROOT else SAME)
+    assert {owner(path) for path in (folder, file.parent, file)} == {NOBODY_UID if ROOT else os.geteuid()}
+
+
+async def test_root_serves_another_users_data_as_that_user(folder: Path) -> None:
+    """Who ran us without root before can do so again afterwards."""
+    if ROOT:
+        os.chown(folder, 12_345, 12_346)
+    assert await identity_for(folder, packages.postgres_binary()) == ("12345:12346" if ROOT else SAME)
+    assert owner(folder) == (12_345 if ROOT else os.geteuid())
 
 
 @pytest.mark.usefixtures("no_namespaces")

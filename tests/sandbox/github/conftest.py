@@ -7,6 +7,7 @@ import pytest
 
 from services.sandbox.github.world import DEFAULT_TOKEN
 from services.sandbox.world import Urls
+from tests.sandbox.clients import plain
 
 HEADERS = {
     "accept": "application/vnd.github+json",
@@ -19,5 +20,5 @@ HEADERS = {
 @pytest.fixture
 async def github(urls: Urls) -> AsyncIterator[httpx.AsyncClient]:
     """Speaks to the sandbox's GitHub as its API asks for, with the seeded token."""
-    async with httpx.AsyncClient(base_url=urls.github, headers=HEADERS, trust_env=False, timeout=5) as client:
+    async with plain(base_url=urls.github, headers=HEADERS, timeout=30) as client:
         yield client

@@ -7,6 +7,7 @@ import pytest
 
 from services.sandbox.github.world import DEFAULT_REPOSITORY, DEFAULT_TOKEN
 from services.sandbox.world import Urls, World
+from tests.sandbox.clients import plain
 from tests.sandbox.github.conftest import HEADERS
 from tests.sandbox.github.description import Description
 
@@ -79,6 +80,7 @@ async def test_a_collaborator_is_not_invited_again(
     assert (response.status_code, response.content) == (204, b"")
     assert described(github_description, response)
     assert world.log.entries()[-1].effect == "access_kept"
+    assert list(world.github.repository(DEFAULT_REPOSITORY).collaborators.values()) == ["read"], "was write"
 
 
 async def test_an_expired_invitation_stays_until_it_is_deleted(github: httpx.AsyncClient, world: World) -> None:
@@ -150,7 +152,10 @@ async def test_a_wrong_token_is_401_everywhere(github: httpx.AsyncClient, world:
 
 async def test_a_user_can_be_looked_up_without_a_token_but_not_invited(urls: Urls) -> None:
     manners = {name: value for name, value in HEADERS.items() if name != "authorization"}
-    async with httpx.AsyncClient(base_url=urls.github, headers=manners, trust_env=False) as anonymous:
+    async with plain(
+        base_url=urls.github,
+        headers=manners,
+    ) as anonymous:
         looked_up = await anonymous.get("/users/octocat")
         assert looked_up.status_code == 200
         assert looked_up.headers["x-ratelimit-limit"] == "60"
@@ -316,7 +321,7 @@ async def test_removing_a_collaborator(
 # ------------------------------------------------------------------------------------------------------ invitations
 
 
-async def test_deleting_an_invitation(github: httpx.AsyncClient, github_description: Description) -> None:
+async def test_deleting_an_invitation(github: httpx.AsyncClient, world: World, github_description: Description) -> None:
     created = (await github.put(invite("octocat"))).json()
     path = f"{REPOS}/invitations/{created['id']}"
     deleted = await github.delete(path)
@@ -324,6 +329,7 @@ async def test_deleting_an_invitation(github: httpx.AsyncClient, github_descript
     assert described(github_description, deleted)
     assert (await github.delete(path)).status_code == 404
     assert (await github.delete(f"{REPOS}/invitations/none")).status_code == 404
+    assert [entry.effect for entry in world.log.entries(method="DELETE")] == ["invitation_deleted", None, None]
 
 
 @pytest.fixture

@@ -126,3 +126,17 @@ async def test_an_unreadable_201_did_invite(world: World, github: httpx.AsyncCli
         response.json()
     assert len(world.github.repository(DEFAULT_REPOSITORY).invitations) == 1
     assert world.log.entries()[0].effect == "invitation_created"
+
+
+async def test_a_look_up_can_go_in_circles_or_answer_nonsense(world: World, github: httpx.AsyncClient) -> None:
+    here = f"{github.base_url}users/octocat"
+    circle = world.faults.add(Fault(Vendor.GITHUB, Act.ANSWER, reply=refusals.moved(here), path="^/users/", times=None))
+    with pytest.raises(httpx.TooManyRedirects):
+        await github.get("/users/octocat", follow_redirects=True)
+    world.faults.clear(circle)
+    stranger = Reply(body='{"login": "somebody-else", "id": 1, "type": "Mannequin"}')
+    for reply in (refusals.unreadable_body(), stranger):
+        world.faults.add(Fault(Vendor.GITHUB, Act.ANSWER, Moment.AFTER, reply, path="^/users/"))
+    unreadable, strange = [await github.get("/users/octocat") for _ in range(2)]
+    assert (unreadable.status_code, unreadable.content[-6:]) == (200, b'"repos')
+    assert (strange.status_code, strange.json()["type"]) == (200, "Mannequin")

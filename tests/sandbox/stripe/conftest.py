@@ -10,8 +10,9 @@ import stripe
 from services.sandbox.stripe.api import DEFAULT_KEY
 from services.sandbox.stripe.resources.checkout_sessions import open_session
 from services.sandbox.world import Urls, World
+from tests.sandbox.clients import plain
 
-SESSION: dict[str, Any] = {
+SESSION: Any = {
     "mode": "payment",
     "success_url": "https://shop.example/thanks?session={CHECKOUT_SESSION_ID}",
     "cancel_url": "https://shop.example/",
@@ -32,7 +33,7 @@ SESSION: dict[str, Any] = {
 @pytest.fixture
 async def client(urls: Urls) -> AsyncIterator[stripe.StripeClient]:
     """Stripe's library over httpx, no retries of its own."""
-    http = stripe.HTTPXClient(timeout=5, allow_sync_methods=False)
+    http = stripe.HTTPXClient(timeout=30, allow_sync_methods=False, verify_ssl_certs=False)
     yield stripe.StripeClient(DEFAULT_KEY, base_addresses={"api": urls.stripe}, http_client=http, max_network_retries=0)
     await http.close_async()
 
@@ -41,7 +42,7 @@ async def client(urls: Urls) -> AsyncIterator[stripe.StripeClient]:
 async def raw(urls: Urls) -> AsyncIterator[httpx.AsyncClient]:
     """The wire itself, with a good key."""
     headers = {"authorization": f"Bearer {DEFAULT_KEY}"}
-    async with httpx.AsyncClient(base_url=urls.stripe, headers=headers, trust_env=False, timeout=5) as http:
+    async with plain(base_url=urls.stripe, headers=headers, timeout=30) as http:
         yield http
 
 

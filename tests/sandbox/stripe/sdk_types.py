@@ -64,7 +64,7 @@ def _option(option: Any, value: object, at: str, owner: type, encoding: object) 
         fits = value is None
     elif origin is Literal:
         fits = value in get_args(option)
-    elif origin in (list, typing.List):  # noqa: UP006
+    elif origin in (list, list):
         if isinstance(value, list):
             for number, one in enumerate(value):
                 yield from _value(get_args(option)[0], one, f"{at}[{number}]", owner, encoding)

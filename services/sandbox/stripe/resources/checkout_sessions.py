@@ -1,5 +1,6 @@
 """Checkout Sessions in payment mode: created by us, completed by a buyer (see ``buyer``)."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -194,97 +195,105 @@ def _line_item(books: Books, cause: Cause, line: dict[str, Any], name: str) -> O
     }
 
 
-def _session(books: Books, session_id: str, params: Any, currency: str, total: int) -> Obj:
+_SHOWN_AS_GIVEN: Final = (
+    "allow_promotion_codes",
+    "allowed_payment_method_types",
+    "billing_address_collection",
+    "cancel_url",
+    "client_reference_id",
+    "customer",
+    "customer_email",
+    "locale",
+    "return_url",
+    "submit_type",
+    "success_url",
+)
+_UNUSED: Final[Mapping[str, Any]] = {
+    "adaptive_pricing": {"enabled": False},
+    "after_expiration": None,
+    "automatic_tax": {"enabled": False, "liability": None, "provider": None, "status": None},
+    "branding_settings": {
+        "background_color": "#ffffff",
+        "border_style": "rounded",
+        "button_color": "#0074d4",
+        "display_name": "Rowclaim sandbox",
+        "font_family": "default",
+        "icon": None,
+        "logo": None,
+    },
+    "collected_information": None,
+    "consent": None,
+    "consent_collection": None,
+    "currency_conversion": None,
+    "custom_fields": [],
+    "custom_text": {
+        "after_submit": None,
+        "shipping_address": None,
+        "submit": None,
+        "terms_of_service_acceptance": None,
+    },
+    "customer_account": None,
+    "discounts": [],
+    "integration_identifier": None,
+    "invoice": None,
+    "invoice_creation": {
+        "enabled": False,
+        "invoice_data": {
+            "account_tax_ids": None,
+            "custom_fields": None,
+            "description": None,
+            "footer": None,
+            "issuer": None,
+            "metadata": {},
+            "rendering_options": None,
+        },
+    },
+    "origin_context": None,
+    "payment_link": None,
+    "payment_method_collection": "if_required",
+    "payment_method_configuration_details": None,
+    "payment_method_options": {"card": {"request_three_d_secure": "automatic"}},
+    "permissions": None,
+    "phone_number_collection": {"enabled": False},
+    "recovered_from": None,
+    "saved_payment_method_options": None,
+    "setup_intent": None,
+    "shipping_address_collection": None,
+    "shipping_cost": None,
+    "shipping_options": [],
+    "subscription": None,
+    "total_details": {"amount_discount": 0, "amount_shipping": 0, "amount_tax": 0},
+    "wallet_options": None,
+}
+"""What Stripe shows of features no Session here uses."""
+
+
+def _session(books: Books, session_id: str, params: Mapping[str, Any], currency: str, total: int) -> Obj:
     now_s = books.clock.now_s()
     ui_mode = params.get("ui_mode", "hosted_page")
     hosted = ui_mode == "hosted_page"
-    return {
+    shown: Obj = copy.deepcopy(dict(_UNUSED)) | {
         "id": session_id,
         "object": "checkout.session",
-        "adaptive_pricing": {"enabled": False},
-        "after_expiration": None,
-        "allow_promotion_codes": params.get("allow_promotion_codes"),
-        "allowed_payment_method_types": params.get("allowed_payment_method_types"),
         "amount_subtotal": total,
         "amount_total": total,
-        "automatic_tax": {"enabled": False, "liability": None, "provider": None, "status": None},
-        "billing_address_collection": params.get("billing_address_collection"),
-        "branding_settings": {
-            "background_color": "#ffffff",
-            "border_style": "rounded",
-            "button_color": "#0074d4",
-            "display_name": "Rowclaim sandbox",
-            "font_family": "default",
-            "icon": None,
-            "logo": None,
-        },
-        "cancel_url": params.get("cancel_url"),
-        "client_reference_id": params.get("client_reference_id"),
         "client_secret": None if hosted else f"{session_id}_secret_{new_id('x', 40).removeprefix('x_')}",
-        "collected_information": None,
-        "consent": None,
-        "consent_collection": None,
         "created": now_s,
         "currency": currency,
-        "currency_conversion": None,
-        "custom_fields": [],
-        "custom_text": {
-            "after_submit": None,
-            "shipping_address": None,
-            "submit": None,
-            "terms_of_service_acceptance": None,
-        },
-        "customer": params.get("customer"),
-        "customer_account": None,
         "customer_creation": None if "customer" in params else params.get("customer_creation", "if_required"),
         "customer_details": None,
-        "customer_email": params.get("customer_email"),
-        "discounts": [],
         "expires_at": params.get("expires_at", now_s + LIFE_S),
-        "integration_identifier": None,
-        "invoice": None,
-        "invoice_creation": {
-            "enabled": False,
-            "invoice_data": {
-                "account_tax_ids": None,
-                "custom_fields": None,
-                "description": None,
-                "footer": None,
-                "issuer": None,
-                "metadata": {},
-                "rendering_options": None,
-            },
-        },
         "livemode": False,
-        "locale": params.get("locale"),
         "metadata": params.get("metadata", {}),
         "mode": "payment",
-        "origin_context": None,
         "payment_intent": None,
-        "payment_link": None,
-        "payment_method_collection": "if_required",
-        "payment_method_configuration_details": None,
-        "payment_method_options": {"card": {"request_three_d_secure": "automatic"}},
         "payment_method_types": params.get("allowed_payment_method_types", ["card", "us_bank_account"]),
         "payment_status": "unpaid",
-        "permissions": None,
-        "phone_number_collection": {"enabled": False},
-        "recovered_from": None,
-        "return_url": params.get("return_url"),
-        "saved_payment_method_options": None,
-        "setup_intent": None,
-        "shipping_address_collection": None,
-        "shipping_cost": None,
-        "shipping_options": [],
         "status": "open",
-        "submit_type": params.get("submit_type"),
-        "subscription": None,
-        "success_url": params.get("success_url"),
-        "total_details": {"amount_discount": 0, "amount_shipping": 0, "amount_tax": 0},
         "ui_mode": ui_mode,
         "url": f"https://checkout.stripe.com/c/pay/{session_id}" if hosted else None,
-        "wallet_options": None,
     }
+    return shown | {name: params.get(name) for name in _SHOWN_AS_GIVEN}
 
 
 def find_session(books: Books, session_id: str) -> Obj:

@@ -1,5 +1,7 @@
 """Customers, as far as a Session needs them."""
 
+from typing import Any
+
 import pytest
 import stripe
 from stripe import Customer, Event
@@ -19,8 +21,9 @@ async def test_a_customer_goes_round_through_the_library(client: stripe.StripeCl
     (event,) = world.books.table("event").values()
     check(Event, event)
     assert event["type"] == "customer.created"
-    assert event["request"]["id"] == created.last_response.headers["request-id"]  # type: ignore[union-attr]
-    assert event["request"]["idempotency_key"] == created.last_response.headers["idempotency-key"]  # type: ignore[union-attr]
+    answer: Any = created.last_response
+    assert event["request"]["id"] == answer.headers["request-id"]
+    assert event["request"]["idempotency_key"] == answer.headers["idempotency-key"]
 
 
 async def test_customers_are_found_by_address(client: stripe.StripeClient) -> None:

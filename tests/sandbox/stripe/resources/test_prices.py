@@ -11,11 +11,11 @@ from tests.sandbox.stripe.sdk_types import check
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 
-BOOK: dict[str, Any] = {"currency": "USD", "unit_amount": 1500, "product_data": {"name": "Book"}}
+BOOK: Any = {"currency": "USD", "unit_amount": 1500, "product_data": {"name": "Book"}}
 
 
 async def test_a_price_goes_round_through_the_library(client: stripe.StripeClient, world: World) -> None:
-    price = await client.v1.prices.create_async(BOOK)  # type: ignore[arg-type]
+    price = await client.v1.prices.create_async(BOOK)
     check(Price, world.books.get("price", price.id))
     check(Product, world.books.get("product", str(price.product)))
     assert (price.currency, price.unit_amount, price.type, price.active) == ("usd", 1500, "one_time", True)
@@ -40,7 +40,7 @@ async def test_a_price_goes_round_through_the_library(client: stripe.StripeClien
         (BOOK | {"recurring": {"interval": "month"}}, "does not play"),
     ],
 )
-async def test_a_price_is_refused(client: stripe.StripeClient, params: dict[str, Any], words: str) -> None:
+async def test_a_price_is_refused(client: stripe.StripeClient, params: Any, words: str) -> None:
     with pytest.raises(stripe.InvalidRequestError, match=words) as refused:
-        await client.v1.prices.create_async(params)  # type: ignore[arg-type]
+        await client.v1.prices.create_async(params)
     assert refused.value.http_status == 400

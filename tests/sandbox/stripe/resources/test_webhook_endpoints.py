@@ -1,5 +1,7 @@
 """Endpoints by the API, as a deployment would make them."""
 
+from typing import Any
+
 import pytest
 import stripe
 from stripe import WebhookEndpoint
@@ -54,7 +56,6 @@ async def test_a_version_is_checked_by_the_api(client: stripe.StripeClient) -> N
         {"url": "https://x.example", "enabled_events": ["*"], "api_version": "2020-08-27"}
     )
     assert made.api_version == "2020-08-27"
+    unknown: Any = {"url": "https://x.example", "enabled_events": ["*"], "api_version": "2031-01-01"}
     with pytest.raises(stripe.InvalidRequestError, match="Invalid API version"):
-        await client.v1.webhook_endpoints.create_async(
-            {"url": "https://x.example", "enabled_events": ["*"], "api_version": "2031-01-01"}  # type: ignore[typeddict-item]
-        )
+        await client.v1.webhook_endpoints.create_async(unknown)

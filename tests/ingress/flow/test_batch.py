@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.kernel.batch import Batcher, wait_briefly_for_locks
+from services.ingress.flow.batch import Batcher
+from services.ingress.store import wait_briefly_for_locks
 from services.kernel.db import Database, in_transaction
 from services.kernel.errors import Retryable
 from tests.fixtures.database import Connect

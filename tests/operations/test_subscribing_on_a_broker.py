@@ -16,6 +16,7 @@ from services.kernel import doors, triggers
 from services.kernel.doors import Door
 from services.kernel.errors import Retryable
 from services.kernel.triggers import Doorbell, Kafka, Publisher
+from services.operations import subscribing
 from services.operations.subscribers import is_consuming
 from services.sandbox.embedded.broker import Broker
 from tests.fixtures.database import ROOT
@@ -50,10 +51,10 @@ async def test_many_records_are_one_ring_of_distinct_ids_and_bounded_batches(
     await stranger.flush()
     batches: list[int] = []
     ears = Ears(kafka, topic)
-    decoded = triggers._decoded
+    decoded = subscribing._decoded
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(triggers, "_decoded", lambda records: (batches.append(len(records)), decoded(records))[1])
+        patched.setattr(subscribing, "_decoded", lambda records: (batches.append(len(records)), decoded(records))[1])
         async with listening(ears):
             await ears.until_committed(1_200)
     assert sum(batches) == 1_200
@@ -128,8 +129,21 @@ async def test_odd_records_cost_their_neighbours_nothing_and_are_set_aside_uncha
         assert list(record.headers[: len(headers)]) == headers
         where = dict(record.headers[len(headers) :])
         assert (where["rowclaim-topic"], where["rowclaim-partition"]) == (topic.encode(), b"0")
-        assert (where["rowclaim-offset"], where["rowclaim-key"]) == (str(nth).encode(), key)
+        assert (where["rowclaim-offset"], where.get("rowclaim-key")) == (str(nth).encode(), key)
     assert len({record.key for record in dead}) == len(odd)
+
+
+async def test_the_largest_record_a_producer_sends_still_has_room_for_where_it_came_from(
+    kafka: Kafka, topic: str, stranger: AIOKafkaProducer, broker_server: Broker
+) -> None:
+    """One that could not be set aside would hold its partition for ever."""
+    largest = b"x" * (1024 * 1024 - 90)
+    await stranger.send_and_wait(topic, largest)
+    ears = Ears(kafka, topic)
+    async with listening(ears):
+        await ears.until_committed(1)
+    (dead,) = await log_of(broker_server.bootstrap, f"{topic}.dlq", 1)
+    assert dead.value == largest
 
 
 async def test_nobody_makes_us_publish_by_a_header(
@@ -198,6 +212,7 @@ async def test_while_nothing_can_be_set_aside_nothing_is_lost_and_good_ids_ring(
         await ears.until_heard(1, 2, 3)
         await ears.until_committed(5)
     assert len(ears.waits) == 3
+    assert ears.rings == [frozenset({1, 2, 3})] * 4  # before the dead letters, each time
     dead = await log_of(broker_server.bootstrap, f"{topic}.dlq", 2)  # the first one once, though it came four times
     assert [record.value for record in dead] == [b"first poison", b"second poison"]
 
@@ -205,7 +220,7 @@ async def test_while_nothing_can_be_set_aside_nothing_is_lost_and_good_ids_ring(
 async def test_a_commit_that_fails_is_counted_and_not_tried_without_a_bound(
     kafka: Kafka, topic: str, stranger: AIOKafkaProducer
 ) -> None:
-    failed = triggers.COMMITS_FAILED.labels(topic)._value
+    failed = subscribing.COMMITS_FAILED.labels(topic)._value
     ears = Ears(kafka, topic)
     async with listening(ears):
         consumer: Any = ears.subscriber.consumer
@@ -231,7 +246,7 @@ async def test_a_commit_that_fails_is_counted_and_not_tried_without_a_bound(
 async def test_a_commit_that_hangs_is_given_up(
     kafka: Kafka, topic: str, stranger: AIOKafkaProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triggers, "COMMIT_S", 0.05)
+    monkeypatch.setattr(subscribing, "COMMIT_S", 0.05)
     ears = Ears(kafka, topic)
     async with listening(ears):
         consumer: Any = ears.subscriber.consumer
@@ -256,7 +271,7 @@ class Child:
 
     @classmethod
     async def start(cls, kafka: Kafka, topic: str, *faults: str) -> "Child":
-        program = ("-m", "tests.kernel.ringing_child", kafka.bootstrap, topic, GROUP, *faults)
+        program = ("-m", "tests.operations.ringing_child", kafka.bootstrap, topic, GROUP, *faults)
         return cls(
             await asyncio.create_subprocess_exec(
                 sys.executable, *program, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL

@@ -14,13 +14,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any, Final, Generic, LiteralString, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 from prometheus_client import Counter, Histogram
 
-from services.kernel.db import Tx
 from services.kernel.errors import Retryable
 
 log = structlog.get_logger()
@@ -32,9 +30,6 @@ SIZES = Histogram(
     "rowclaim_batch_items", "Items that shared one commit.", ["worker"], buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
 )
 ALONE = Counter("rowclaim_batch_alone", "Items written alone because their batch failed.", ["worker"])
-
-LOCK_WAIT: Final = timedelta(milliseconds=50)
-"""How long a batch waits for a lock: everybody behind it waits as long. The single path has its role's patience."""
 
 
 @dataclass(slots=True, eq=False)
@@ -151,11 +146,3 @@ class Batcher(Generic[ItemT, AnswerT]):
         else:
             if not waiter.answer.done():
                 waiter.answer.set_result(answer)
-
-
-WAIT_FOR_LOCKS: Final[LiteralString] = """select set_config('lock_timeout', $1, true)"""
-
-
-async def wait_briefly_for_locks(tx: Tx, wait: timedelta = LOCK_WAIT) -> None:
-    """Let the rest of this transaction wait ``wait`` for a lock, instead of its role's patience."""
-    await tx.value(WAIT_FOR_LOCKS, f"{wait // timedelta(milliseconds=1)}ms")

@@ -11,8 +11,9 @@ import sys
 
 from services.kernel import doors
 from services.kernel.doors import Door
-from services.kernel.triggers import DeadLetters, Kafka, Publisher, make_broker, subscribe
+from services.kernel.triggers import Kafka, Publisher
 from services.operations.subscribers import run_subscribers
+from services.operations.subscribing import DeadLetters, make_broker, subscribe
 
 
 def die_before_commit(door: Door, what: str, moment: str) -> None:

@@ -1,0 +1,107 @@
+"""`rowclaim gate` and `rowclaim pages`: done by hand under the operators' role, and kept with the reason."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from services.kernel.gate import Gates
+from services.kernel.pager import LogSender, Pager, Severity
+from tests.fixtures.database import Clock, Connect
+from tests.operations.conftest import Ended, MakeTerminal, RunCommand
+
+
+async def recorded(owner: Any) -> list[tuple[Any, ...]]:
+    columns = "verb, target, reason, before->>'closed_until' is not null, after->>'closed_until' is not null"
+    return [tuple(row) for row in await owner.fetch(f"select {columns} from admin_actions order by id")]
+
+
+async def test_a_gate_is_closed_and_opened_with_a_reason(
+    make_terminal: MakeTerminal, run_command: RunCommand, connect: Connect, owner: Any
+) -> None:
+    line = make_terminal()
+    closed = await run_command(
+        line, "gate", "close", "github", "--minutes", "30", "--reason", "token rotated", "--json"
+    )
+    assert closed.code == 0
+    assert json.loads(closed.out)["vendor"] == "github"
+    gates = Gates(await connect("rowclaim_fulfillment"))
+    assert await gates.closed_until("github") is not None
+    wait = await owner.fetchval("select closed_until - rowclaim_now() from vendor_gates")
+    assert timedelta(minutes=29) < wait <= timedelta(minutes=30)
+    listed = await run_command(line, "gate", "list", "--json")
+    assert [(gate["vendor"], gate["reason"]) for gate in json.loads(listed.out)] == [("github", "token rotated")]
+    opened = await run_command(line, "gate", "open", "github", "--reason", "new token is in", "--json")
+    assert (opened.code, json.loads(opened.out)["closed_until"]) == (0, None)
+    assert await gates.closed_until("github") is None
+    assert await recorded(owner) == [
+        ("close_gate", "gate github", "token rotated", False, True),
+        ("open_gate", "gate github", "new token is in", True, False),
+    ]
+    assert await owner.fetchval("select count(*) from admin_actions where actor = $1", line.actor) == 2
+
+
+async def test_an_open_gate_cannot_be_opened(
+    make_terminal: MakeTerminal, run_command: RunCommand, owner: Any, clock: Clock
+) -> None:
+    line = make_terminal()
+    ended = await run_command(line, "gate", "open", "github", "--reason", "r")
+    assert (ended.code, ended.err.splitlines()[0]) == (65, "rowclaim: gate_not_closed: github")
+    await run_command(line, "gate", "close", "github", "--reason", "r")
+    await clock.shift(timedelta(minutes=16))
+    assert (await run_command(line, "gate", "open", "github", "--reason", "r")).code == 65
+    assert len(await recorded(owner)) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("gate", "close", "github"),
+        ("gate", "open", "github"),
+        ("pages", "resolve", "k"),
+        ("gate", "close", "github", "--reason", "r", "--minutes", "0"),
+    ],
+)
+async def test_nothing_is_done_without_a_reason_or_a_time(
+    make_terminal: MakeTerminal, run_command: RunCommand, owner: Any, arguments: tuple[str, ...]
+) -> None:
+    assert (await run_command(make_terminal(), *arguments)).code == 2
+    assert await recorded(owner) == []
+
+
+async def test_what_cannot_be_recorded_is_not_done(
+    make_terminal: MakeTerminal, run_command: RunCommand, owner: Any
+) -> None:
+    await owner.execute("revoke insert on admin_actions from rowclaim_service")
+    with pytest.raises(Exception, match="permission denied for table admin_actions"):
+        await run_command(make_terminal(), "gate", "close", "github", "--reason", "r")
+    assert await owner.fetchval("select count(*) from vendor_gates where closed_until > rowclaim_now()") == 0
+
+
+async def test_a_page_is_listed_and_resolved_with_a_reason(
+    make_terminal: MakeTerminal, run_command: RunCommand, connect: Connect, owner: Any
+) -> None:
+    pager = Pager(await connect("rowclaim_fulfillment"), LogSender())
+    await pager.page("crashed:consume:worker", Severity.CRITICAL, "task_crashed: worker")
+    await pager.page("crashed:consume:worker", Severity.CRITICAL, "task_crashed: worker")
+    line = make_terminal()
+    (page,) = json.loads((await run_command(line, "pages", "list", "--json")).out)
+    assert (page["dedup_key"], page["severity"], page["seen"], page["sent_at"]) == (
+        "crashed:consume:worker",
+        "critical",
+        2,
+        None,
+    )
+    ended = await run_command(line, "pages", "resolve", "crashed:consume:worker", "--reason", "repaired", "--json")
+    assert (ended.code, json.loads(ended.out)) == (0, {"resolved": "crashed:consume:worker"})
+    assert json.loads((await run_command(line, "pages", "list", "--json")).out) == []
+    again: Ended = await run_command(line, "pages", "resolve", "crashed:consume:worker", "--reason", "repaired")
+    assert (again.code, again.err.splitlines()[0]) == (65, "rowclaim: page_not_open: crashed:consume:worker")
+    assert [row[:3] for row in await recorded(owner)] == [("resolve_page", "page crashed:consume:worker", "repaired")]
+    # The pager is told of both, by whichever process sweeps next.
+    assert [await pager.send_unsent() for _ in range(3)] == [
+        {"sent": 1, "failed": 0},
+        {"sent": 1, "failed": 0},
+        {"sent": 0, "failed": 0},
+    ]
