@@ -49,7 +49,8 @@ TOY = Kind(
     key=("id",),
     seed="""
 insert into letters (reference, address, state, edge, next_attempt_at)
-select 'letter ' || n, 'street ' || n, 'pending', 'write', rowclaim_now() - interval '1 day' + n * interval '1 s'
+select 'letter ' || (select count(*) from letters) || '.' || n, 'street ' || n, 'pending', 'write',
+       rowclaim_now() - interval '1 day' + n * interval '1 s'
 from generate_series($1::int, 1, -1) n returning id""",
     ages="next_attempt_at, id",
     claim=claim,
