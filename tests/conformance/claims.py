@@ -102,7 +102,7 @@ class Bench:
         """Copies of a row, in each of which one column of the key alone is another."""
         made = []
         for nth, column in enumerate(self.kind.key):
-            other = key[nth] + 1_000_000 if isinstance(key[nth], int) else f"{key[nth]} too"  # type: ignore[operator]
+            other = key[nth] + 1_000_000 if isinstance(key[nth], int) else f"{key[nth]} too"
             copy = f"jsonb_build_object('{column}', '{other}')"
             await self.owner.execute("set session_replication_role = replica")
             await self.owner.execute(
