@@ -37,7 +37,7 @@ from tests.mutation.schema import SchemaMutant, schema_mutants
 CANDIDATES = (
     (
         *(f"tests/conformance/test_{kind}.py" for kind in ("letters", "deliveries", "job_runs")),
-        *(f"tests/kernel/test_{part}.py" for part in ("batch", "clock", "db", "gate", "transition")),
+        *(f"tests/kernel/test_{part}.py" for part in ("clock", "db", "gate", "transition")),
         "tests/ingress/flow",
     ),
     (
