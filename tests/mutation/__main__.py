@@ -39,6 +39,8 @@ CANDIDATES = (
         *(f"tests/conformance/test_{kind}.py" for kind in ("letters", "deliveries", "job_runs")),
         *(f"tests/kernel/test_{part}.py" for part in ("clock", "db", "gate", "transition")),
         "tests/ingress/flow",
+        "tests/ingress/test_store.py",
+        "tests/operations/test_store.py",
     ),
     (
         "tests/conformance/test_purchases.py",
@@ -47,7 +49,7 @@ CANDIDATES = (
     ),
 )
 """What may notice a mutant of a statement, in two parts that run side by side."""
-SUBJECTS = ("services.kernel.", "services.fulfillment.", "services.ingress.")
+SUBJECTS = ("services.kernel.", "services.fulfillment.", "services.ingress.", "services.operations.store")
 TOY_STORE = "tests.conformance.toy.store"
 SCRATCH = "rowclaim_scratch"
 TESTS_MAX = 60
@@ -59,8 +61,9 @@ def statement_runs(server: Server, covered: Sequence[Covered]) -> Iterator[Run]:
         found = asyncio.run(sound_mutants(server, text))
         tests = sorted((test for test in covered if text in test.queries), key=lambda test: test.seconds)
         assert tests or not found, f"{module}.{constant} is run by no test"
-        # The law of claims first: it is made to notice.
-        nodes = sorted((test.test for test in tests[:TESTS_MAX]), key=lambda node: "conformance" not in node)
+        # The law of claims first: it is made to notice. Then what is about the statements themselves.
+        tests.sort(key=lambda test: ("conformance/" not in test.test, "/test_store.py" not in test.test))
+        nodes = [test.test for test in tests[:TESTS_MAX]]
         for mutant in found:
             prepare = replacing(server, module, constant, mutant.text)
             yield Run(f"{module.removeprefix('services.')}.{constant} {mutant.name}", prepare, nodes)
