@@ -57,6 +57,7 @@ class Seen:
     """The end, as the database, GitHub and the mail server have it."""
 
     purchases: dict[str, str]
+    attempts: dict[str, int]
     in_sight: set[str]
     deliveries: Counter[str]
     invited: tuple[InvitationState, ...]
@@ -149,7 +150,9 @@ class Paid(World):
 
     async def seen(self) -> Seen:
         owner = await self.own()
-        purchases = await owner.fetch("select id::text, github_handle, fulfillment_state from purchases")
+        purchases = await owner.fetch(
+            "select id::text, github_handle, fulfillment_state, fulfillment_attempts from purchases"
+        )
         desk = await owner.fetch("select id from desk.fulfillment_attention")
         deliveries = await owner.fetch("select state from webhook_deliveries")
         await owner.close()
@@ -158,6 +161,7 @@ class Paid(World):
             repository = await control.do(ShowRepository(DEFAULT_REPOSITORY))
             return Seen(
                 {row["github_handle"]: row["fulfillment_state"] for row in purchases},
+                {row["github_handle"]: row["fulfillment_attempts"] for row in purchases},
                 {handles[row["id"]] for row in desk},
                 Counter(row["state"] for row in deliveries),
                 repository.invitations,
@@ -173,6 +177,8 @@ class Paid(World):
         )
         stranded = [handle for handle, state in before.purchases.items() if state == "in_progress"]
         wrong = [] if len(stranded) == held else [f"{held} claims were cut off, {stranded} in progress"]
+        if not all(before.attempts[handle] == 1 for handle in stranded):
+            wrong.append(f"attempts {before.attempts} of {stranded}")
         if not set(stranded) <= before.in_sight:
             wrong.append(f"{stranded} out of sight: the desk shows {before.in_sight}")
         settled = {BUYER: "delivered", NOBODY: "failed"}
@@ -260,6 +266,7 @@ def paid(migrated_server: Server) -> Make:
     return world
 
 
+@pytest.mark.promise("F18", "F19", "F32")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_kill_invites_twice_or_hides_a_purchase(paid: Make, record_points: Record, part: int) -> None:
     report = sweep(paid, part=part, parts=PARTS)

@@ -6,7 +6,7 @@ One that a test does notice has no place here: the list is checked both ways.
 from collections.abc import Iterator
 from typing import Final
 
-PINNED: Final = "the lock that the CTE took pins the row's version; the token is compared for the plan's sake, and as a second fence"
+PINNED: Final = "the lock that the CTE took pins the row's version; the token is compared for the plan's sake"
 SAID_TWICE: Final = "said twice, for the scan and for the write: the other one still holds"
 ONLY_HELD_ROWS_HAVE_A_LEASE: Final = "only a row in progress has a lease; the state is named so that its index is used"
 PRUNES: Final = "an event has one body: the instant only tells the planner in which partition"
