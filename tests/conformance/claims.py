@@ -101,8 +101,8 @@ class Bench:
     async def neighbours(self, key: Key) -> list[Key]:
         """Copies of a row, in each of which one column of the key alone is another."""
         made = []
-        for nth, column in enumerate(self.kind.key):
-            other = key[nth] + 1_000_000 if isinstance(key[nth], int) else f"{key[nth]} too"
+        for nth, (column, value) in enumerate(zip(self.kind.key, key, strict=True)):
+            other = value + 1_000_000 if isinstance(value, int) else f"{value} too"
             copy = f"jsonb_build_object('{column}', '{other}')"
             await self.owner.execute("set session_replication_role = replica")
             await self.owner.execute(

@@ -15,7 +15,7 @@ import pytest
 
 from services.kernel import doors
 from services.kernel.doors import Door, Moment
-from tests.crash.child import die_with
+from tests.crash.child import die_with, fork
 
 WITHIN_S = 120.0
 UNWANTED = ("cacheprovider", "promise-recorder", "faulthandler", "tests.fixtures.leftovers")
@@ -85,7 +85,7 @@ def _result(code: int) -> Result:
 def _start(run: Run, log: Path) -> tuple[int, int]:
     """The child's pid, and a pipe that ends with it."""
     reader, writer = os.pipe()
-    parent, child = os.getpid(), os.fork()
+    parent, child = os.getpid(), fork()
     if child:
         os.close(writer)
         return child, reader
@@ -158,7 +158,7 @@ def cover(parts: Sequence[Sequence[str]], prepare: Callable[[], None], logs: Pat
     outs = [logs / f"coverage-{nth}.json" for nth, _ in enumerate(parts)]
     children = []
     for part, out in zip(parts, outs, strict=True):
-        child = os.fork()
+        child = fork()
         if not child:
             code = int(pytest.ExitCode.INTERNAL_ERROR)
             try:
