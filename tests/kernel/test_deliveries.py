@@ -6,6 +6,8 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
+from services.ingress import store
+from services.ingress.store import Arrival
 from services.kernel import inbox
 from services.kernel.db import Database
 from services.kernel.deliveries import (
@@ -25,7 +27,7 @@ from services.kernel.deliveries import (
     reap_deliveries,
     renew_deliveries,
 )
-from services.kernel.inbox import Arrival, Subscription
+from services.kernel.inbox import Subscription
 from tests.fixtures.database import Clock, Connect
 from tests.waiting import wait_until
 
@@ -42,7 +44,7 @@ async def arrive(connect: Connect, db: Database, *external_ids: str) -> list[int
     ingress = await connect("rowclaim_ingress")
     ids = []
     for external_id in external_ids:
-        arrived = await inbox.arrive(ingress, [Arrival("stripe", external_id, "paid", external_id.encode())])
+        arrived = await store.arrive(ingress, [Arrival("stripe", external_id, "paid", external_id.encode())])
         event_id = arrived["stripe", external_id].event_id
         assert event_id is not None
         ids.append(event_id)

@@ -13,9 +13,9 @@ import asyncpg
 import pytest
 
 from schemas.triggers import TOPICS
+from services.ingress.store import Arrival, arrive
 from services.kernel.errors import CODES, ServiceError, Stop
 from services.kernel.gate import Gates
-from services.kernel.inbox import Arrival, arrive
 from services.kernel.pager import LogSender, Pager, Severity
 from services.kernel.service import Runtime
 from services.kernel.transition import Edge, Fence, Machine
