@@ -1,6 +1,7 @@
 """One attempt: bounded, its outcome written once and never cut off, its loss a normal return."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -37,7 +38,10 @@ async def never() -> str:
     raise AssertionError("waited for nothing")
 
 
-async def run(row: Row, call=delivered, bound_s: float = BOUND_S) -> Attempt[str]:
+Call = Callable[[], Awaitable[str]]
+
+
+async def run(row: Row, call: Call = delivered, bound_s: float = BOUND_S) -> Attempt[str]:
     return await attempt(call, row.write, bound_s=bound_s, timed_out=lambda: "unknown")
 
 
