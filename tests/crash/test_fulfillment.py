@@ -21,12 +21,13 @@ from services.fulfillment.flow import SLICE, Fulfillment, Outside
 from services.fulfillment.gateway.checkout import StripeCheckout
 from services.fulfillment.gateway.invite import GitHubInviter, InviteSettings, paces
 from services.fulfillment.gateway.mail import open_mailer
+from services.ingress.store import Arrival, arrive
 from services.kernel import inbox
 from services.kernel.db import Database
 from services.kernel.deliveries import DeliveryWorker, reap_deliveries
 from services.kernel.doors import Door
 from services.kernel.gate import Gates
-from services.kernel.inbox import Arrival, Subscription
+from services.kernel.inbox import Subscription
 from services.kernel.pager import LogSender, Pager
 from services.sandbox.control import SandboxControl
 from services.sandbox.embedded.mail import MailSink
@@ -95,7 +96,7 @@ class Paid(World):
         await owner.close()
         ingress = await Database.connect(self.server.url(self.database, role="rowclaim_ingress"))
         body = json.dumps({"type": KIND, "data": {"object": {"id": session["id"], "object": "checkout.session"}}})
-        await inbox.arrive(ingress, [Arrival("stripe", "evt_1", KIND, body.encode())])
+        await arrive(ingress, [Arrival("stripe", "evt_1", KIND, body.encode())])
         await ingress.close()
 
     async def own(self) -> "asyncpg.Connection[asyncpg.Record]":

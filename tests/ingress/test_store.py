@@ -8,9 +8,10 @@ import asyncpg
 import pytest
 
 from services.ingress import store
+from services.ingress.store import Arrival, arrive
 from services.kernel import inbox
 from services.kernel.deliveries import Delivery, DeliveryWorker, Done, Parked, Verdict
-from services.kernel.inbox import Arrival, Subscription
+from services.kernel.inbox import Subscription
 from tests.fixtures.database import Clock, Connect
 
 KIND = "checkout.session.completed"
@@ -19,7 +20,7 @@ KIND = "checkout.session.completed"
 async def finished(connect: Connect, verdict: Verdict) -> int:
     db = await connect("rowclaim_fulfillment")
     await inbox.subscribe(db, "fulfillment", [Subscription("stripe", KIND)])
-    await inbox.arrive(await connect("rowclaim_ingress"), [Arrival("stripe", "evt_1", KIND, b"{}")])
+    await arrive(await connect("rowclaim_ingress"), [Arrival("stripe", "evt_1", KIND, b"{}")])
 
     async def handle(batch: Sequence[Delivery]) -> dict[int, Verdict]:
         return {delivery.event_id: verdict for delivery in batch}
