@@ -58,7 +58,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.promise("F4")
+@pytest.mark.promise("F4", "F11")
 async def test_the_claim_itself_stamps_and_counts(database_url: DatabaseUrl, purchases: Purchases) -> None:
     """The process dies with the claim's answer in its hands: nothing of it was left for a later statement."""
     purchase = await purchases.add(fulfillment_attempts=2)
@@ -227,6 +227,7 @@ async def test_only_the_purchase_row_says_what_is_owed(owner: Connection) -> Non
     assert written - kernels == {"purchases"}
     named = {table for statement in STATEMENTS for table in written if table in statement.text}
     assert named == {"purchases", "admin_actions"}
+    assert not [statement.name for statement in STATEMENTS if "advisory" in statement.text]
 
     imported = {name for module in modules(ROOT, "services/fulfillment") for _, name in module.imports()}
     assert not {name for name in imported if name.split(".")[0] in ("redis", "valkey", "aiokafka", "faststream")}

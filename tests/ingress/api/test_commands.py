@@ -268,7 +268,8 @@ def test_the_actor_is_who_types(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_real_command_line_runs_them(line: Line) -> None:
     worked_off(line, Done(), "evt_1")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("ROWCLAIM_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROWCLAIM_")}
+    environ = inherited | {"ROWCLAIM_RUN": os.environ["ROWCLAIM_RUN"]}
 
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
