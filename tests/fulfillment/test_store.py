@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -232,3 +233,27 @@ async def test_only_the_purchase_row_says_what_is_owed(owner: Connection) -> Non
     assert not {name for name in imported if name.split(".")[0] in ("redis", "valkey", "aiokafka", "faststream")}
     schedules = ("services.kernel.jobs", "services.kernel.lease", "services.kernel.triggers")
     assert not {name for name in imported if name.startswith(schedules)}
+
+
+async def test_failures_in_a_row_are_other_buyers_that_the_vendor_refused(
+    connect: Connect, purchases: Purchases
+) -> None:
+    """What else is failed, or was refused for want of a handle, breaks no row and makes none."""
+    db = await connect(ROLE)
+    now = await purchases.now()
+    refused = {
+        "fulfillment_state": "failed",
+        "fulfillment_last_error": "no",
+        "fulfillment_last_code": "refused",
+        "fulfillment_attempted_at": now,
+    }
+    await purchases.add("Mona", **refused)
+    await purchases.add(None, **refused)
+    await purchases.add("hubot", **refused | {"fulfillment_last_code": None})
+    await purchases.add("pending", **refused | {"fulfillment_state": "pending"})
+    ours = await purchases.add("octocat", **refused)
+    await purchases.add("next", age_s=60)
+    claimed = await store.claim_oldest(db)
+    assert claimed is not None
+    failed = await store.list_failed_in_a_row(db, replace(claimed, id=ours), limit=10)
+    assert [(one.login, one.code) for one in failed] == [("mona", "refused")]

@@ -175,6 +175,8 @@ def limited(seconds: float | None) -> Transient:
         (httpx.Response(201, content=b'{"id": 42, "repos'), Delivered("")),
         (httpx.Response(201, content=b""), Delivered("")),
         (httpx.Response(201, json=[]), Delivered("")),
+        (httpx.Response(201, json=invitation(id=2**63)), Delivered("")),
+        (httpx.Response(201, json=invitation(html_url="https://github.test/\0")), Delivered("")),
         (httpx.Response(204), HAD_ACCESS),
         (says(400, "Problems parsing JSON"), Config("http_400", "")),
         (says(400, "2031-01-01 is not a supported version."), Config("http_400", "")),
