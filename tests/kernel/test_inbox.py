@@ -174,9 +174,9 @@ async def test_two_senders_may_use_one_id_and_each_is_answered_for_its_own(
     db = await connect("rowclaim_ingress")
     await inbox.subscribe(await connect("rowclaim_fulfillment"), "fulfillment", [PAID])
     pair = [Arrival("clerk", "a", PAID.kind, b"clerk's"), arrival("a", body=b"stripe's")]
-    first = await inbox.arrive(db, pair)
+    first = await arrive(db, pair)
     assert {key: answer.unfinished for key, answer in first.items()} == {("clerk", "a"): False, ("stripe", "a"): True}
-    again = await inbox.arrive(db, pair)
+    again = await arrive(db, pair)
     assert {key: (answer.event_id, answer.unfinished) for key, answer in again.items()} == {
         key: (answer.event_id, answer.unfinished) for key, answer in first.items()
     }
@@ -189,9 +189,9 @@ async def test_an_event_is_unfinished_while_work_on_it_is_owed_and_on_no_other(
     """What the answer says about one event of a batch, no other event of it may change."""
     db = await connect("rowclaim_ingress")
     await inbox.subscribe(await connect("rowclaim_fulfillment"), "fulfillment", [PAID])
-    first = await inbox.arrive(db, [arrival("paid"), arrival("nobodys", kind="invoice.paid")])
+    first = await arrive(db, [arrival("paid"), arrival("nobodys", kind="invoice.paid")])
     assert {key[1]: answer.unfinished for key, answer in first.items()} == {"paid": True, "nobodys": False}
-    again = await inbox.arrive(db, [arrival("paid"), arrival("nobodys", kind="invoice.paid"), arrival("new")])
+    again = await arrive(db, [arrival("paid"), arrival("nobodys", kind="invoice.paid"), arrival("new")])
     assert {key[1]: answer.unfinished for key, answer in again.items()} == {
         "paid": True,
         "nobodys": False,
@@ -199,6 +199,6 @@ async def test_an_event_is_unfinished_while_work_on_it_is_owed_and_on_no_other(
     }
     await owner.execute("set session_replication_role = replica")
     await owner.execute("update webhook_deliveries set state = 'done'")
-    assert {answer.unfinished for answer in (await inbox.arrive(db, [arrival("paid"), arrival("new")])).values()} == {
+    assert {answer.unfinished for answer in (await arrive(db, [arrival("paid"), arrival("new")])).values()} == {
         False
     }
