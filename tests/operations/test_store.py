@@ -6,7 +6,8 @@ from typing import LiteralString, TypeVar
 
 import pytest
 
-from services.ingress.store import Arrival, arrive
+from services.ingress import store as ingress_store
+from services.ingress.store import Arrival
 from services.kernel import inbox
 from services.kernel.db import Database
 from services.kernel.errors import Retryable
@@ -34,7 +35,7 @@ async def arrive(connect: Connect, *arrivals: tuple[str, str, str]) -> list[int]
     ingress = await connect("rowclaim_ingress")
     ids = []
     for source, external_id, kind in arrivals:
-        arrived = await arrive(ingress, [Arrival(source, external_id, kind, b"{}")])
+        arrived = await ingress_store.arrive(ingress, [Arrival(source, external_id, kind, b"{}")])
         event_id = arrived[source, external_id].event_id
         assert event_id is not None
         ids.append(event_id)
@@ -190,7 +191,7 @@ async def test_what_was_caught_up_with_is_looked_through_once(
 async def test_only_what_is_parked_is_counted_as_parked(database: Database, connect: Connect) -> None:
     await inbox.subscribe(database, "fulfillment", [Subscription("stripe", KIND)])
     arrivals = [Arrival("stripe", "thin", KIND, b"{}", "thin_event"), Arrival("stripe", "a", KIND, b"{}")]
-    await arrive(await connect("rowclaim_ingress"), arrivals)
+    await ingress_store.arrive(await connect("rowclaim_ingress"), arrivals)
     assert await store.count_parked(database) == [store.ParkedCount("ingress", "thin_event", 1)]
 
 
