@@ -117,13 +117,15 @@ async def test_a_flush_killed_in_its_second_call_held_that_row_alone(house: Hous
         await purchases.add(login)
     house.world.faults.add(Fault(Vendor.GITHUB, Act.HANG, login="buyer-2"))
     flush = await house.start("flush")
-    await wait_until(
-        lambda: any(call.subject == "buyer-2" or "buyer-2" in call.path for call in house.calls()),
-        within_s=30,
-        what="the second call is under way",
-    )
-    flush.send_signal(signal.SIGKILL)
-    await flush.communicate()
+    try:
+        await wait_until(
+            lambda: any(call.subject == "buyer-2" or "buyer-2" in call.path for call in house.calls()),
+            within_s=90,
+            what="the second call is under way",
+        )
+    finally:
+        flush.send_signal(signal.SIGKILL)
+        await flush.communicate()
     assert await purchases.states() == [DELIVERED, IN_PROGRESS, PENDING, PENDING, PENDING]
     assert await purchases.attempts() == [1, 1, 0, 0, 0]
 
@@ -183,7 +185,7 @@ async def test_a_command_that_is_interrupted_ends_its_attempt_and_leaves_the_res
     await purchases.add("second")
     house.world.faults.add(Fault(Vendor.GITHUB, Act.LATE, method="PUT", delay_ms=1500))
     flush = await house.start("flush", "--json")
-    await wait_until(house.calls, within_s=30, what="the first call is under way")
+    await wait_until(house.calls, within_s=90, what="the first call is under way")
     flush.send_signal(signal.SIGINT)
     out, _ = await flush.communicate()
     assert flush.returncode == 0

@@ -11,6 +11,7 @@ from services.kernel import inbox
 from services.kernel.inbox import Subscription
 from services.operations.store import Pair, catch_up, owe_missing
 from tests.fixtures.database import Clock, Connect, DatabaseUrl
+from tests.waiting import wait_until
 
 PAID = Subscription("stripe", "checkout.session.completed")
 
@@ -69,7 +70,9 @@ async def test_a_parked_arrival_is_shown_and_owed_to_nobody_else(connect: Connec
     assert tuple(shown) == (f"{event_id}:ingress", "parked", "thin_event")
 
 
-async def test_the_loser_of_a_race_learns_no_id_and_need_not_ring(connect: Connect, database_url: DatabaseUrl) -> None:
+async def test_the_loser_of_a_race_learns_no_id_and_need_not_ring(
+    connect: Connect, database_url: DatabaseUrl, owner: asyncpg.Connection
+) -> None:
     db = await connect("rowclaim_ingress")
     winner = await asyncpg.connect(database_url("rowclaim_ingress"))
     try:
@@ -79,8 +82,9 @@ async def test_the_loser_of_a_race_learns_no_id_and_need_not_ring(connect: Conne
             "insert into event_ids (source, external_id, kind, received_at) values ('stripe', 'a', 'k', rowclaim_now())"
         )
         loser = asyncio.create_task(arrive(db, [arrival("a", kind="k")]))
-        done, _ = await asyncio.wait({loser}, timeout=0.2)
-        assert not done, "the loser must wait for the winner's commit"
+        waits = "select exists (select from pg_locks where not granted)"
+        await wait_until(lambda: owner.fetchval(waits), within_s=30, what="the loser waits for the winner's commit")
+        assert not loser.done()
         await block.commit()
         arrived = (await loser)["stripe", "a"]
         assert (arrived.event_id, arrived.is_new) == (None, False)
