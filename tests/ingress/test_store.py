@@ -76,7 +76,7 @@ async def test_events_are_listed_for_the_consumer_that_is_owed_them(connect: Con
     ingress = await connect("rowclaim_ingress")
     ids = {}
     for source, kind in (("stripe", KIND), ("clerk", KIND), ("stripe", "refunded")):
-        arrived = await inbox.arrive(ingress, [Arrival(source, "evt_1" if kind == KIND else "evt_2", kind, b"{}")])
+        arrived = await arrive(ingress, [Arrival(source, "evt_1" if kind == KIND else "evt_2", kind, b"{}")])
         ((key, answer),) = arrived.items()
         ids[source, kind] = answer.event_id
         assert key[0] == source
@@ -113,10 +113,10 @@ async def test_one_consumers_delivery_says_nothing_about_anothers(connect: Conne
 async def test_a_page_ends_before_its_end(connect: Connect, clock: Clock) -> None:
     ingress = await connect("rowclaim_ingress")
     start = await ingress.value("select rowclaim_now()")
-    await inbox.arrive(ingress, [Arrival("stripe", "a", KIND, b"{}")])
+    await arrive(ingress, [Arrival("stripe", "a", KIND, b"{}")])
     until = await ingress.value("select rowclaim_clock()")
     await clock.shift(timedelta(minutes=1))
-    await inbox.arrive(ingress, [Arrival("stripe", "b", KIND, b"{}")])
+    await arrive(ingress, [Arrival("stripe", "b", KIND, b"{}")])
     last = await store.find_page_end(ingress, since=start, until=until, page=10)
     assert last is not None
     assert start <= last < until
@@ -130,7 +130,7 @@ async def test_only_the_named_delivery_is_found_and_given_back(connect: Connect,
         await inbox.subscribe(operator, consumer, [Subscription("stripe", KIND)])
     ingress = await connect("rowclaim_ingress")
     for external_id in ("a", "b", "c"):
-        await inbox.arrive(ingress, [Arrival("stripe", external_id, KIND, b"{}")])
+        await arrive(ingress, [Arrival("stripe", external_id, KIND, b"{}")])
     await owner.execute("set session_replication_role = replica")
     await owner.execute(
         "update webhook_deliveries set state = 'parked', parked_reason = 'unreadable' "

@@ -33,7 +33,7 @@ def _all() -> Iterator[tuple[str, str]]:
     yield "kernel.deliveries.READ_EVENTS without `b.received_at = e.received_at`", PRUNES
     yield "ingress.store.STANDINGS without `b.received_at = e.received_at`", PRUNES
     yield (
-        "kernel.inbox.ARRIVE without `f.id is null`",
+        "ingress.store.ARRIVE without `f.id is null`",
         "a fresh event is not in the snapshot that is searched: the condition only spares the search",
     )
     yield (

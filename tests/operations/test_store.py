@@ -6,11 +6,13 @@ from typing import LiteralString, TypeVar
 
 import pytest
 
+from services.ingress import store as ingress_store
+from services.ingress.store import Arrival
 from services.kernel import inbox
 from services.kernel.db import Database
 from services.kernel.errors import Retryable
 from services.kernel.gate import Gates
-from services.kernel.inbox import Arrival, Subscription
+from services.kernel.inbox import Subscription
 from services.kernel.pager import LogSender, Pager, Severity
 from services.operations import store
 from services.operations.store import Pair
@@ -33,7 +35,7 @@ async def arrive(connect: Connect, *arrivals: tuple[str, str, str]) -> list[int]
     ingress = await connect("rowclaim_ingress")
     ids = []
     for source, external_id, kind in arrivals:
-        arrived = await inbox.arrive(ingress, [Arrival(source, external_id, kind, b"{}")])
+        arrived = await ingress_store.arrive(ingress, [Arrival(source, external_id, kind, b"{}")])
         event_id = arrived[source, external_id].event_id
         assert event_id is not None
         ids.append(event_id)
@@ -189,7 +191,7 @@ async def test_what_was_caught_up_with_is_looked_through_once(
 async def test_only_what_is_parked_is_counted_as_parked(database: Database, connect: Connect) -> None:
     await inbox.subscribe(database, "fulfillment", [Subscription("stripe", KIND)])
     arrivals = [Arrival("stripe", "thin", KIND, b"{}", "thin_event"), Arrival("stripe", "a", KIND, b"{}")]
-    await inbox.arrive(await connect("rowclaim_ingress"), arrivals)
+    await ingress_store.arrive(await connect("rowclaim_ingress"), arrivals)
     assert await store.count_parked(database) == [store.ParkedCount("ingress", "thin_event", 1)]
 
 
@@ -220,9 +222,8 @@ async def test_a_session_that_holds_a_transaction_open_is_named_when_it_is_old(
 
 
 async def test_a_role_that_is_as_it_must_be_is_not_amiss(database: Database) -> None:
-    amiss = await store.list_roles_amiss(
-        database, {ROLE: True, "rowclaim_reader": True, "rowclaim_owner": False, "rowclaim_cdc": False, "nobody": True}
-    )
+    wanted = {ROLE: True, "rowclaim_reader": True, "rowclaim_owner": False, "rowclaim_cdc": False, "nobody": True}
+    amiss = await store.list_roles_amiss(database, wanted, ["lock_timeout", "statement_timeout"])
     assert [(role.name, role.exists, role.can_login) for role in amiss] == [
         ("nobody", False, False),
         ("rowclaim_owner", True, False),
