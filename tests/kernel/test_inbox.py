@@ -203,6 +203,4 @@ async def test_an_event_is_unfinished_while_work_on_it_is_owed_and_on_no_other(
     }
     await owner.execute("set session_replication_role = replica")
     await owner.execute("update webhook_deliveries set state = 'done'")
-    assert {answer.unfinished for answer in (await arrive(db, [arrival("paid"), arrival("new")])).values()} == {
-        False
-    }
+    assert {answer.unfinished for answer in (await arrive(db, [arrival("paid"), arrival("new")])).values()} == {False}
