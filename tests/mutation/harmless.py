@@ -33,6 +33,10 @@ def _all() -> Iterator[tuple[str, str]]:
     yield "kernel.deliveries.READ_EVENTS without `b.received_at = e.received_at`", PRUNES
     yield "ingress.store.STANDINGS without `b.received_at = e.received_at`", PRUNES
     yield (
+        "ingress.store.UNPARK without `d.state = 'parked'`",
+        "the token was read while the row was parked, and every way out of that state takes a new one",
+    )
+    yield (
         "kernel.inbox.ARRIVE without `f.id is null`",
         "a fresh event is not in the snapshot that is searched: the condition only spares the search",
     )
