@@ -257,3 +257,15 @@ async def test_failures_in_a_row_are_other_buyers_that_the_vendor_refused(
     assert claimed is not None
     failed = await store.list_failed_in_a_row(db, replace(claimed, id=ours), limit=10)
     assert [(one.login, one.code) for one in failed] == [("mona", "refused")]
+
+
+async def test_nothing_is_pending_where_a_claim_could_find_nothing(connect: Connect, purchases: Purchases) -> None:
+    db = await connect(ROLE)
+    now = await purchases.now()
+    await purchases.add("a", fulfillment_state="in_progress", fulfillment_attempted_at=now)
+    await purchases.add("b", fulfillment_state="delivered", fulfilled_at=now)
+    await purchases.add("c", fulfillment_state="failed", fulfillment_last_error="no")
+    await purchases.add("d", revoked_at=now)
+    assert await store.anything_pending(db) is False
+    await purchases.add("e")
+    assert await store.anything_pending(db) is True
