@@ -33,15 +33,11 @@ def _all() -> Iterator[tuple[str, str]]:
     yield "kernel.deliveries.READ_EVENTS without `b.received_at = e.received_at`", PRUNES
     yield "ingress.store.STANDINGS without `b.received_at = e.received_at`", PRUNES
     yield (
-<<<<<<< HEAD
-        "ingress.store.ARRIVE without `f.id is null`",
-=======
         "ingress.store.UNPARK without `d.state = 'parked'`",
         "the token was read while the row was parked, and every way out of that state takes a new one",
     )
     yield (
-        "kernel.inbox.ARRIVE without `f.id is null`",
->>>>>>> harness
+        "ingress.store.ARRIVE without `f.id is null`",
         "a fresh event is not in the snapshot that is searched: the condition only spares the search",
     )
     yield (
