@@ -1,5 +1,5 @@
 # The service alone: no embedded servers, no tools for tests. One image, one process per container:
-#     docker build --tag rowclaim .        docker run rowclaim serve        docker run rowclaim consume fulfillment
+#     docker build --tag rowclaim .        docker run rowclaim serve        docker run rowclaim consume --slice fulfillment
 # Any base with Python 3.11 or newer and its venv module on glibc will do.
 ARG BASE=python:3.11-slim-bookworm
 
@@ -21,6 +21,8 @@ RUN useradd --system --no-create-home --shell /usr/sbin/nologin rowclaim
 COPY --from=build /rowclaim /rowclaim
 WORKDIR /rowclaim
 USER rowclaim
+# A container's loopback is seen by nobody else.
+ENV ROWCLAIM_HTTP_HOST=0.0.0.0
 # Orderly stop: a worker finishes the attempt in hand, which takes up to 45 s; kill no earlier than after 60 s.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/rowclaim/.venv/bin/rowclaim"]

@@ -170,7 +170,8 @@ def schema_checks(
         return f"{len(wanted) + len(OTHER_LOGIN_ROLES)} roles"
 
     async def machines() -> str:
-        known = [*KERNEL_MACHINES, *(machine for service in services for machine in service.machines)]
+        every = (*KERNEL_MACHINES, *(machine for service in services for machine in service.machines))
+        known = tuple(dict.fromkeys(every))
         for machine in known:
             await verify_machine(database, machine)
         return ", ".join(machine.table for machine in known)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from services.kernel.errors import Stop
-from services.kernel.settings import PREFIX, Environment, Settings, variables
+from services.kernel.settings import PREFIX, Environment, Settings, load_settings, variables
+from services.operations import web
 from services.operations.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -170,6 +171,8 @@ class Installation:
         self.settings = first | ours | self._of_sandbox() | self._known(self.plan.settings)
         self.settings |= self._known(await self._webhooks())
         self._write_settings()
+        # Asked for here: another program that listens there would answer our probes as if it were ours.
+        web.bind("127.0.0.1", load_settings(Settings, self.settings).http_port).close()
         preparing: list[Coroutine[Any, Any, object]] = [self.run("migrate"), self.run("topics")]
         if Part.OBJECTS in self.stack.parts:
             bucket = self.settings.get("ROWCLAIM_S3_BUCKET", DEFAULT_BUCKET)

@@ -59,7 +59,7 @@ def errors_page() -> str:
             "",
             "Every failure has one code: in the body of an HTTP answer (`application/problem+json`, member `code`),",
             "on standard error of a command, and in the log. Exit statuses follow `sysexits(3)`; 1 is what waits for",
-            "a person.",
+            "a person, and a demo whose verdict is bad. Beside them: 2 a command line that cannot be, 130 interrupted.",
             "",
             "| code | HTTP | exit | what to do |",
             "|---|---|---|---|",

@@ -136,8 +136,10 @@ def show(result: object, *, as_json: bool) -> None:
     if isinstance(result, Sequence) and not isinstance(result, str):
         _table([_plain(row) for row in result])
         return
-    for name, value in dict(_plain(result)).items():
-        OUT.print(f"{name}  {_text(value)}", markup=False)
+    named = dict(_plain(result))
+    width = max(map(len, named), default=0)
+    for name, value in named.items():
+        OUT.print(f"{name:{width}}  {_text(value)}", markup=False)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> None:

@@ -28,6 +28,10 @@ def up(
     configure_logging("info", process="up", run=None)
     refuse_unknown([Settings, *(service.settings for service in terminal.services)], terminal.environ)
     if data is not None:
+        try:
+            data.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise typer.BadParameter(f"{data}: {error.strerror}", param_hint="--data") from error
         run_async(stay(terminal, data, as_json=as_json))
         return
     with tempfile.TemporaryDirectory(prefix="rc-", dir="/tmp", ignore_cleanup_errors=True) as kept:

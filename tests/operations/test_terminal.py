@@ -50,14 +50,14 @@ def test_eyes_get_a_table_or_lines_and_nothing_is_folded(capsys: pytest.CaptureF
     assert first.split() == ["first", "[bold]", "red", "2026-12-01T09:30:00+00:00"]
     assert second.split() == ["x" * 200, "red", "-"]
     show({"owed": {"recent": 2, "last": 0}, "applied": ["a", "b"], "made": []}, as_json=False)
-    assert capsys.readouterr().out.splitlines() == ["owed  recent=2 last=0", "applied  a, b", "made  -"]
+    assert capsys.readouterr().out.splitlines() == ["owed     recent=2 last=0", "applied  a, b", "made     -"]
     show([], as_json=False)
     assert capsys.readouterr().out == "none\n"
     show(ROWS[0], as_json=False)
     assert capsys.readouterr().out.splitlines() == [
-        "name  first [bold]",
+        "name    first [bold]",
         "colour  red",
-        "at  2026-12-01T09:30:00+00:00",
+        "at      2026-12-01T09:30:00+00:00",
     ]
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -131,6 +132,25 @@ async def test_where_the_servers_cannot_run_it_says_so_at_once(tmp_path: Path, m
         await stay(Terminal((TOY,), log_sender, {}), tmp_path, as_json=True)
     assert stopped.value.code.exit == 78
     assert "ROWCLAIM_DATABASE_URL" in stopped.value.detail
+
+
+async def test_a_taken_port_stops_it_with_the_ports_own_code(tmp_path: Path, server_root: Path) -> None:
+    # Whoever listens there would answer the probes of our front door as if it were ours.
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [sys.executable, "-m", "services", "up", "--data", str(server_root / "taken")]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROWCLAIM_")}
+        done = await to_end(*command, env=inherited | {"ROWCLAIM_HTTP_PORT": str(taken.getsockname()[1])})
+    assert done.returncode == 69
+    assert done.stderr.startswith("rowclaim: port_taken: ")
+    assert done.stdout == ""
+
+
+async def test_a_place_that_cannot_be_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = await to_end(sys.executable, "-m", "services", "up", "--data", str(tmp_path / "file"), env=dict(os.environ))
+    assert done.returncode == 2
+    # The box around it folds where it likes.
+    assert "Fileexists" in "".join(done.stderr.replace("│", "").split())
 
 
 async def test_a_misspelt_setting_stops_it_before_anything_starts(tmp_path: Path) -> None:
