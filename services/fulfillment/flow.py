@@ -45,7 +45,7 @@ from services.kernel import effects
 from services.kernel.claim import WORKER
 from services.kernel.db import Database
 from services.kernel.deliveries import Delivery, Done, NotOurs, Parked, PutBack, Verdict
-from services.kernel.errors import Refusal
+from services.kernel.errors import Refusal, Retryable
 from services.kernel.gate import Closed, Gates
 from services.kernel.pager import Pager, Severity
 from services.kernel.telemetry import unit_of_work
@@ -346,12 +346,10 @@ class Fulfillment:
             await self.outside.pager.resolve(self._page_key)
 
     async def _attempt(self, purchase: store.ClaimedPurchase) -> effects.Attempt[Outcome]:
-        handle = purchase.github_handle
-        if handle is None:
-            return effects.Attempt(NO_HANDLE, held=await effects.uncut(self._write(purchase, NO_HANDLE)))
-        request = InviteRequest(purchase.id, handle, purchase.github_account_id, purchase.ask_first)
-
         async def invite() -> Outcome:
+            if purchase.github_handle is None:
+                return NO_HANDLE
+            request = InviteRequest(purchase.id, purchase.github_handle, purchase.github_account_id, purchase.ask_first)
             return await self._doubted(purchase, await self.outside.inviter.invite(request))
 
         return await effects.attempt(
@@ -366,7 +364,11 @@ class Fulfillment:
         if not isinstance(outcome, Terminal) or not outcome.unexplained:
             return outcome
         logins = {(purchase.github_handle or "").lower()}
-        for failed in await store.list_failed_in_a_row(self.db, purchase, limit=10 * UNEXPLAINED_LOGINS):
+        try:
+            others = await store.list_failed_in_a_row(self.db, purchase, limit=10 * UNEXPLAINED_LOGINS)
+        except Retryable:  # whose fault it is cannot be told now; the vendor, asked again, says the same
+            return Transient(outcome.code, outcome.reason)
+        for failed in others:
             if failed.code != outcome.code:
                 break
             logins.add(failed.login)

@@ -216,8 +216,17 @@ class Database(_Statements):
         except TimeoutError:
             self._pool.terminate()
 
-    def _connection(self) -> AbstractAsyncContextManager[Any]:
-        return cast(AbstractAsyncContextManager[Any], self._pool.acquire(timeout=ACQUIRE_S))
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        with _translating():
+            connection = await self._pool.acquire(timeout=ACQUIRE_S)
+        try:
+            yield connection
+        finally:
+            # What was done stays done: a connection that dies on its way back to the pool changes nothing. Told as a
+            # failure, it would leave a claim that was answered without anybody who knows of it.
+            with suppress(*UNREACHABLE):
+                await self._pool.release(connection)
 
     @asynccontextmanager
     async def transaction(self, *, snapshot: bool = False) -> AsyncIterator[Transaction]:
@@ -225,9 +234,7 @@ class Database(_Statements):
 
         An error of the COMMIT itself leaves the outcome unknown (Retryable): read before writing again.
         """
-        with _translating():
-            connection = await self._pool.acquire(timeout=ACQUIRE_S)
-        try:
+        async with self._connection() as connection:
             block = connection.transaction(isolation="repeatable_read" if snapshot else None, readonly=snapshot)
             with _translating(), Crossing(Door.DATABASE, "begin"):
                 await block.start()
@@ -247,7 +254,3 @@ class Database(_Statements):
                 _open_transaction.reset(mark)
             with _translating(), Crossing(Door.DATABASE, "commit"):
                 await block.commit()
-        finally:
-            # What was committed stays so: a connection that dies on its way back to the pool changes nothing.
-            with suppress(*UNREACHABLE):
-                await self._pool.release(connection)

@@ -7,6 +7,7 @@ A transient failure is never counted towards parking.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -16,13 +17,13 @@ import structlog
 
 from services.kernel.claim import WORKER, renewal_interval_s
 from services.kernel.db import Database, Tx
-from services.kernel.effects import uncut
+from services.kernel.effects import settled
 from services.kernel.errors import Retryable
 from services.kernel.transition import Edge, Fence, Machine
 
 log = structlog.get_logger()
 
-CRASH_REAPS_MAX: Final = 5
+CRASHES_MAX: Final = 5
 FULL_SCAN_S: Final = 2.0
 
 
@@ -100,6 +101,7 @@ class PutBack:
 
 
 Verdict = Done | NotOurs | Parked | PutBack
+FAILED: Final = PutBack(timedelta(seconds=1))
 
 # Ordered and bounded by ``next_attempt_at``: the floor keeps a scan off the dead index entries of finished rows.
 # Whoever makes a row claimable writes the clock's instant or a later one, so nothing appears below a floor that was
@@ -164,7 +166,9 @@ from unnest($2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::
 where d.event_id = u.event_id and d.consumer = $1 and d.state = 'in_progress' and d.claim_token = u.token"""
 
 
-async def finish_deliveries(tx: Tx, consumer: str, verdicts: Sequence[tuple[Delivery, Verdict]]) -> int:
+async def finish_deliveries(
+    tx: Tx, consumer: str, verdicts: Sequence[tuple[Delivery | ClaimedDelivery, Verdict]]
+) -> int:
     """Write a batch's verdicts, each row fenced by its own token; returns how many were still held."""
     if not verdicts:
         return 0
@@ -227,7 +231,7 @@ class Reaped:
 
 async def reap_deliveries(tx: Tx, *, limit: int = 500) -> list[Reaped]:
     """Free deliveries whose lease is over, whoever held them; one that keeps killing its workers is parked."""
-    return await tx.rows(Reaped, REAP_DELIVERIES, limit, CRASH_REAPS_MAX)
+    return await tx.rows(Reaped, REAP_DELIVERIES, limit, CRASHES_MAX)
 
 
 Handle = Callable[[Sequence[Delivery]], Awaitable[Mapping[int, Verdict]]]
@@ -236,8 +240,10 @@ Handle = Callable[[Sequence[Delivery]], Awaitable[Mapping[int, Verdict]]]
 class DeliveryWorker:
     """One consumer's deliveries in this process. ``step`` is what a ``kernel.worker.Worker`` runs.
 
-    ``handle`` answers a verdict for every event id it is given. If it raises, the batch is put back (due again after a
-    second) and the error goes on: an event is never lost to an exception, and never finished by one.
+    ``handle`` answers a verdict for every event id it is given. If it raises Retryable, or is cut off, the batch is put
+    back (due again after a second) and the error goes on: an event is never lost to an exception, nor finished by one.
+    Any other error is our own fault, and ends the process. The batch is then tried one by one before: an event that
+    nobody can handle costs its neighbours nothing, and is parked at its fifth attempt instead of killing us for ever.
     """
 
     def __init__(self, db: Database, consumer: str, handle: Handle, *, lease: timedelta, batch_max: int) -> None:
@@ -248,26 +254,45 @@ class DeliveryWorker:
         self._batch_max = batch_max
         self._floor: datetime | None = None
         self._scanned_at = 0.0
+        self._fault: Exception | None = None
 
     async def step(self) -> int:
         """Claim a batch, work on it, finish it; returns how many were claimed. 0 only after an unfloored scan."""
         claimed = await self._claim()
         if not claimed:
             return 0
-        deliveries = await read_deliveries(self._db, claimed)
+        self._fault = None
         try:
-            answered = await self._held(claimed, self._handle(deliveries))
-            verdicts = [(delivery, answered[delivery.event_id]) for delivery in deliveries]
+            deliveries = await read_deliveries(self._db, claimed)
+            answered = await self._held(claimed, self._verdicts(deliveries))
         except BaseException:
-            back: list[tuple[Delivery, Verdict]] = [
-                (delivery, PutBack(timedelta(seconds=1))) for delivery in deliveries
-            ]
-            await uncut(finish_deliveries(self._db, self._consumer, back))
+            with suppress(Retryable):  # no database, no row to write: the reaper frees them
+                await self._finish([(delivery, FAILED) for delivery in claimed])
             raise
-        written = await uncut(finish_deliveries(self._db, self._consumer, verdicts))
-        if written < len(deliveries):
-            log.warning("deliveries.lease_lost", consumer=self._consumer, lost=len(deliveries) - written)
+        await self._finish([(delivery, answered[delivery.event_id]) for delivery in deliveries])
+        if self._fault is not None:
+            raise self._fault
         return len(claimed)
+
+    async def _finish(self, verdicts: Sequence[tuple[Delivery | ClaimedDelivery, Verdict]]) -> None:
+        written = await settled(lambda: finish_deliveries(self._db, self._consumer, verdicts))
+        if written < len(verdicts):
+            log.warning("deliveries.lease_lost", consumer=self._consumer, lost=len(verdicts) - written)
+
+    async def _verdicts(self, deliveries: Sequence[Delivery]) -> Mapping[int, Verdict]:
+        """The handler's, or, where it is at fault, those of each delivery by itself."""
+        try:
+            answered = await self._handle(deliveries)
+            return {delivery.event_id: answered[delivery.event_id] for delivery in deliveries}
+        except Retryable:
+            raise
+        except Exception as error:
+            if len(deliveries) > 1:
+                return {event: v for one in deliveries for event, v in (await self._verdicts([one])).items()}
+            (failed,) = deliveries
+            log.critical("deliveries.handler_failed", consumer=self._consumer, event_id=failed.event_id, exc_info=error)
+            self._fault = error
+            return {failed.event_id: Parked("handler_fails") if failed.attempt >= CRASHES_MAX else FAILED}
 
     async def _claim(self) -> list[ClaimedDelivery]:
         now = asyncio.get_running_loop().time()

@@ -10,10 +10,20 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+import structlog
+
+from services.kernel.errors import Retryable
+from services.kernel.worker import Backoff
+
+log = structlog.get_logger()
 
 OutcomeT = TypeVar("OutcomeT")
 T = TypeVar("T")
+
+SETTLE_S: Final = 10.0
+"""How long an outcome is tried to be written: the margin that a graceful stop leaves after an attempt's bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,30 @@ async def attempt(
             outcome = await call()
     except TimeoutError:
         outcome = timed_out()
-    return Attempt(outcome, held=await uncut(write(outcome)))
+    return Attempt(outcome, held=await settled(lambda: write(outcome)))
+
+
+async def settled(write: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """``uncut``, and again for ten seconds while the database is away or busy: only this process knows the outcome.
+
+    ``write`` is a CAS. One that was carried out and whose answer was lost changes nothing the next time, and then looks
+    as if the claim had been lost. Raises Retryable when the time is over.
+    """
+
+    async def again_and_again() -> T:
+        now, backoff = asyncio.get_running_loop().time, Backoff()
+        give_up_at = now() + SETTLE_S
+        while True:
+            try:
+                return await write()
+            except Retryable as error:
+                wait_s = backoff.next()
+                if now() + wait_s > give_up_at:
+                    raise
+                log.warning("outcome_not_written", code=error.code.name, wait_s=round(wait_s, 3))
+                await asyncio.sleep(wait_s)
+
+    return await uncut(again_and_again())
 
 
 async def uncut(work: Coroutine[Any, Any, T]) -> T:

@@ -19,7 +19,7 @@ import structlog
 
 from services.kernel.claim import WORKER, renewal_interval_s
 from services.kernel.db import Database, Tx
-from services.kernel.effects import uncut
+from services.kernel.effects import settled
 from services.kernel.errors import Retryable
 from services.kernel.transition import Edge, Fence, Machine
 from services.kernel.worker import Worker
@@ -202,16 +202,16 @@ async def _run_period(job: Job, db: Database, claimed: ClaimedPeriod, stop: asyn
     try:
         report = await _held(job, db, claimed, stop, grace_s)
         if report is None:
-            await uncut(put_back(db, job, claimed, timedelta()))
+            await settled(lambda: put_back(db, job, claimed, timedelta()))
             log.warning("job_cut_off", **fields)
-        elif await uncut(finish(db, job, claimed, report)):
+        elif await settled(lambda: finish(db, job, claimed, report)):
             log.info("job_done", **fields, report=dict(report))
         else:
             log.warning("job_lease_lost", **fields)
     except BaseException as error:
         after = min(RETRY_MIN * 2 ** min(claimed.attempt - 1, 16), RETRY_MAX)
         with suppress(Retryable):  # no database, no row to write: its lease runs out, and the reaper frees it
-            await uncut(put_back(db, job, claimed, after))
+            await settled(lambda: put_back(db, job, claimed, after))
         log.warning("job_put_back", **fields, error=type(error).__name__, after_s=after.total_seconds())
         if not isinstance(error, Retryable):
             raise

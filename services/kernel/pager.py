@@ -74,18 +74,20 @@ RESOLVE_PAGE: Final[LiteralString] = """
 update pages set resolved_at = rowclaim_now() where dedup_key = $1 and resolved_at is null"""
 
 # One sender a page at a time: a late "opened" behind a "resolved" would wake somebody for what is over and never end.
+# What was refused stands behind what was not tried: pages that the pager never takes must not hold up all others.
 TAKE_UNSENT: Final[LiteralString] = """
 with next as materialized (
   select id from pages
   where (sent_at is null or (resolved_at is not null and resolve_sent_at is null))
     and coalesce(sending_until, '-infinity') <= rowclaim_now()
-  order by id limit $1 for no key update skip locked)
+  order by sending_until nulls first, id limit $1 for no key update skip locked)
 update pages p set sending_until = rowclaim_now() + $2::interval
 from next where p.id = next.id
 returning p.id, p.dedup_key, p.severity, p.summary, p.sent_at is not null as resolved"""
 
 LET_GO: Final[LiteralString] = """
-update pages set sending_until = null, sent_at = coalesce(sent_at, case when $2 then rowclaim_now() end),
+update pages set sending_until = case when not $2 then rowclaim_now() end,
+  sent_at = coalesce(sent_at, case when $2 then rowclaim_now() end),
   resolve_sent_at = case when $2 and $3 then rowclaim_now() end
 where id = $1"""
 

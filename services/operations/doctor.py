@@ -29,6 +29,13 @@ SKEW_MAX_S: Final = 2.0
 TRANSACTION_AGE_MAX: Final = timedelta(minutes=10)
 PAGES_SHOWN: Final = 5
 SERVICE_ROLES: Final = ("rowclaim_operator",)
+ROLE_BOUNDS: Final = {
+    "timezone": "UTC",
+    "lock_timeout": "2s",
+    "statement_timeout": "5s",
+    "idle_in_transaction_session_timeout": "10s",
+}
+"""What the migrations set for each login role; without them a session waits for ever."""
 OTHER_LOGIN_ROLES: Final = ("rowclaim_reader", "rowclaim_cdc", "rowclaim_retention")
 
 
@@ -153,7 +160,8 @@ def schema_checks(
 ) -> list[Check]:
     async def roles() -> str:
         wanted = {service.role: True for service in services} | dict.fromkeys(SERVICE_ROLES, True)
-        amiss = await store.list_roles_amiss(database, wanted | dict.fromkeys(OTHER_LOGIN_ROLES, False))
+        others = dict.fromkeys(OTHER_LOGIN_ROLES, False)
+        amiss = await store.list_roles_amiss(database, wanted | others, ROLE_BOUNDS)
         if amiss:
             raise Stop("role_amiss", "; ".join(remedy(role) for role in amiss))
         for service in services:
@@ -193,13 +201,14 @@ def schema_checks(
 
 
 def remedy(role: store.RoleAmiss) -> str:
-    """The statement that repairs a role; its name is one of ours."""
+    """The statements that repair a role; its name is one of ours."""
+    bounds = [f"alter role {role.name} set {name} = '{value}'" for name, value in ROLE_BOUNDS.items()]
     if not role.exists:
         group = " in role rowclaim_service" if role.wants_service else ""
-        return f"create role {role.name} login{group}"
+        return "; ".join([f"create role {role.name} login{group}", *bounds])
     if not role.can_login:
         return f"alter role {role.name} login"
-    return f"grant rowclaim_service to {role.name}"
+    return f"grant rowclaim_service to {role.name}" if role.bounded else "; ".join(bounds)
 
 
 def attention_checks(database: Database) -> list[Check]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -63,11 +64,13 @@ async def probe_mail(url: SecretStr) -> str:
                 reader, writer = await asyncio.open_connection(split.hostname, port, ssl=context)
                 try:
                     greeting = await reader.readline()
-                    writer.write(b"QUIT\r\n")
-                    await reader.read()
+                    with suppress(OSError):  # who hangs up before the goodbye has greeted all the same
+                        writer.write(b"QUIT\r\n")
+                        await reader.read()
                 finally:
                     writer.close()
-                    await writer.wait_closed()
+                    with suppress(OSError):
+                        await writer.wait_closed()
     except (OSError, TimeoutError) as error:
         raise Stop("mail_unreachable", f"{split.hostname}:{port}: {type(error).__name__}") from error
     if not greeting.startswith(SMTP_READY):

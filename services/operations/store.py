@@ -1,7 +1,7 @@
 """What the commands ask the database about itself, what a person's hand leaves there, and what the sweeps owe."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
@@ -32,27 +32,34 @@ async def read_server(tx: Tx) -> Server:
 
 @dataclass(frozen=True, slots=True)
 class RoleAmiss:
-    """A login role that is missing, or cannot log in, or is wanted in the services' group and is not in it."""
+    """A login role that is missing, cannot log in, is wanted in the services' group and is not in it, or waits without
+    the bounds that every login role has."""
 
     name: str
     exists: bool
     can_login: bool
+    bounded: bool
     wants_service: bool
 
 
 ROLES_AMISS: Final[LiteralString] = """
-select w.name, r.oid is not null as exists, coalesce(r.rolcanlogin, false) as can_login, w.wants_service
+select w.name, r.oid is not null as exists, coalesce(r.rolcanlogin, false) as can_login,
+       b.settings = cardinality($3::text[]) as bounded, w.wants_service
 from unnest($1::text[], $2::boolean[]) as w (name, wants_service)
 left join pg_roles r on r.rolname = w.name
 left join pg_roles g on g.rolname = 'rowclaim_service'
-where r.oid is null or not r.rolcanlogin
+cross join lateral (
+  select count(*) as settings from unnest(r.rolconfig) as s (line)
+  where lower(split_part(s.line, '=', 1)) = any($3::text[])) b
+where r.oid is null or not r.rolcanlogin or b.settings < cardinality($3::text[])
    or (w.wants_service and not coalesce(pg_has_role(r.oid, g.oid, 'member'), false))
 order by w.name"""
 
 
-async def list_roles_amiss(tx: Tx, wanted: Mapping[str, bool]) -> list[RoleAmiss]:
-    """Which of the ``wanted`` roles (by name: is it one of the services' group) are not as they must be."""
-    return await tx.rows(RoleAmiss, ROLES_AMISS, list(wanted), list(wanted.values()))
+async def list_roles_amiss(tx: Tx, wanted: Mapping[str, bool], bounds: Iterable[str]) -> list[RoleAmiss]:
+    """Which of the ``wanted`` roles (by name: is it one of the services' group) are not as they must be; each has a
+    setting of its own for every one of ``bounds``."""
+    return await tx.rows(RoleAmiss, ROLES_AMISS, list(wanted), list(wanted.values()), list(bounds))
 
 
 @dataclass(frozen=True, slots=True)

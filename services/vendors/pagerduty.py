@@ -35,7 +35,7 @@ class PagerDuty:
         """Whether PagerDuty took it. Raises Retryable("gate_closed"), TimeoutError: the page is sent again later."""
         try:
             answer = await self.enqueue(page)
-        except httpx.TransportError as error:
+        except httpx.HTTPError as error:  # an answer that cannot be unpacked is none
             log.warning("pagerduty.unreachable", page=page.id, error=type(error).__name__)
             return False
         if answer.status_code == HTTPStatus.ACCEPTED:

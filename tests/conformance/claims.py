@@ -8,7 +8,7 @@ Each law names what it guards against; the SQL mutation tests show that a statem
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -80,6 +80,40 @@ class Bench:
     async def expire(self, key: Key) -> None:
         await self.set(key, "lease_until = rowclaim_now() - interval '1 ms'")
 
+    async def plan_with(self, settings: Mapping[str, str], database_url: DatabaseUrl) -> None:
+        """Let the planner of the role's next sessions in this database have these settings."""
+        database = database_url().split("/")[3].partition("?")[0]
+        for name, value in settings.items():
+            await self.owner.execute(f"alter role {self.kind.role} in database {database} set {name} = {value}")
+
+    async def lock(self, *keys: Key) -> None:
+        for key in keys:
+            await self.owner.fetchrow(f"select from {self.kind.table} where {self.kind.at_key} for update", *key)
+
+    async def twins(self, key: Key) -> list[Key]:
+        """Another row in the same state with the same token, for a key of one column."""
+        row = await self.row(key)
+        other = next(k for k in await self.seed(1) if k != key)
+        for _ in range(row["claim_token"]):
+            await self.bring(other, self.kind.claimed)
+        return [other]
+
+    async def neighbours(self, key: Key) -> list[Key]:
+        """Copies of a row, in each of which one column of the key alone is another."""
+        made = []
+        for nth, (column, value) in enumerate(zip(self.kind.key, key, strict=True)):
+            other = value + 1_000_000 if isinstance(value, int) else f"{value} too"
+            copy = f"jsonb_build_object('{column}', '{other}')"
+            await self.owner.execute("set session_replication_role = replica")
+            await self.owner.execute(
+                f"insert into {self.kind.table} overriding system value "
+                f"select (jsonb_populate_record(t, {copy})).* from {self.kind.table} t where {self.kind.at_key}",
+                *key,
+            )
+            await self.owner.execute("reset session_replication_role")
+            made.append((*key[:nth], other, *key[nth + 1 :]))
+        return made
+
     async def current(self, key: Key) -> Held:
         return Held(key, (await self.row(key))["claim_token"])
 
@@ -133,9 +167,15 @@ class Claims:
         taken = list(itertools.chain(*await asyncio.gather(*(drain() for _ in range(CLAIMERS)))))
         assert sorted(taken, key=str) == sorted(keys, key=str)
 
-    async def test_the_oldest_is_claimed_first(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("indexes", ["on", "off"])
+    async def test_the_oldest_is_claimed_first(
+        self, bench: Bench, connect: Connect, database_url: DatabaseUrl, indexes: str
+    ) -> None:
+        """Also where no index happens to give the order."""
         keys = await bench.seed(7)
-        assert [(await bench.claim_one()).key for _ in keys] == keys
+        await bench.plan_with({"enable_indexscan": indexes, "enable_bitmapscan": indexes}, database_url)
+        database = await connect(bench.kind.role)
+        assert [held.key for _ in keys for held in await bench.claim(tx=database)] == keys
         assert await bench.claim() == []
 
     async def test_a_claim_takes_a_new_token(self, bench: Bench) -> None:
@@ -190,15 +230,14 @@ class Claims:
     ) -> None:
         """A planner that believes the table has one row may run a LIMIT under a join once for each row."""
         await bench.seed(200)
-        table, database = bench.kind.table, database_url().split("/")[3].partition("?")[0]
+        table = bench.kind.table
         # In the order of age on disk too: the row that the outer scan stands on is then the one a re-run LIMIT finds.
         await bench.owner.execute(f"create index by_age on {table} ({bench.kind.ages})")
         await bench.owner.execute(f"cluster {table} using by_age")
         await bench.owner.execute("drop index by_age")
         shrunk = "update pg_class set reltuples = 1, relpages = 1 where oid = $1::text::regclass"
         await bench.owner.execute(shrunk, table)
-        for method in _KINDER_PLANS:
-            await bench.owner.execute(f"alter role {bench.kind.role} in database {database} set {method} = off")
+        await bench.plan_with(dict.fromkeys(_KINDER_PLANS, "off"), database_url)
         hostile = await connect(bench.kind.role)
         assert await hostile.value("show enable_hashjoin") == "off"
         wanted = limit if bench.kind.batch else 1
@@ -281,6 +320,42 @@ class Claims:
             if bench.kind.renew is not None:
                 assert not await bench.kind.renew(bench.database, await bench.current(key))
             assert await bench.row(key) == row
+
+    async def test_a_write_touches_its_own_row_alone(self, bench: Bench) -> None:
+        """Neighbours share the token, the state and all of the key but one column; somebody else holds their locks."""
+        writes = dict(bench.kind.outcomes)
+        if bench.kind.renew is not None:
+            writes["renew"] = bench.kind.renew
+        for name, write in writes.items():
+            await bench.owner.execute(f"truncate {bench.kind.table} cascade")
+            (key,) = await bench.seed(1)
+            held = await bench.claim_one()
+            before = {neighbour: await bench.row(neighbour) for neighbour in await self.neighbours(bench, key)}
+            async with bench.owner.transaction(), asyncio.timeout(_AT_ONCE_S):
+                await bench.lock(*before)
+                assert await write(bench.database, held), name
+            assert {neighbour: await bench.row(neighbour) for neighbour in before} == before, name
+
+    async def test_a_claim_and_a_reaper_touch_what_they_found_alone(self, bench: Bench) -> None:
+        (key,) = await bench.seed(1)
+        locked = await self.neighbours(bench, key)
+        async with bench.owner.transaction(), asyncio.timeout(_AT_ONCE_S):
+            await bench.lock(*locked)
+            assert (await bench.claim_one()).key == key
+        if bench.kind.reap is None:
+            assert bench.kind.lease is None
+            return
+        await bench.owner.execute(f"delete from {bench.kind.table} where not ({bench.kind.at_key})", *key)
+        await bench.expire(key)
+        locked = await self.neighbours(bench, key)
+        async with bench.owner.transaction(), asyncio.timeout(_AT_ONCE_S):
+            await bench.lock(*locked)
+            assert await bench.kind.reap(bench.database) == 1
+        assert {await bench.state(neighbour) for neighbour in locked} == {bench.kind.claimed}
+
+    async def neighbours(self, bench: Bench, key: Key) -> list[Key]:
+        """Of a row whose key is one column, the others are neighbours enough; they need unique columns of their own."""
+        return await bench.neighbours(key) if len(bench.kind.key) > 1 else await bench.twins(key)
 
     # --------------------------------------------------------------------------------------------- leases and reapers
     async def test_a_lease_has_its_length(self, bench: Bench, clock: Clock) -> None:

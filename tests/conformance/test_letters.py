@@ -5,7 +5,7 @@ from pathlib import Path
 
 from services.kernel.claim import WORKER
 from services.kernel.db import Tx
-from tests.conformance.claims import Claims
+from tests.conformance.claims import Bench, Claims
 from tests.conformance.kind import Held, Kind
 from tests.conformance.toy import store
 from tests.conformance.toy.machine import LETTERS
@@ -49,7 +49,8 @@ TOY = Kind(
     key=("id",),
     seed="""
 insert into letters (reference, address, state, edge, next_attempt_at)
-select 'letter ' || n, 'street ' || n, 'pending', 'write', rowclaim_now() - interval '1 day' + n * interval '1 s'
+select 'letter ' || (select count(*) from letters) || '.' || n, 'street ' || n, 'pending', 'write',
+       rowclaim_now() - interval '1 day' + n * interval '1 s'
 from generate_series($1::int, 1, -1) n returning id""",
     ages="next_attempt_at, id",
     claim=claim,
@@ -74,3 +75,7 @@ from generate_series($1::int, 1, -1) n returning id""",
 
 class TestLetters(Claims):
     kind = TOY
+
+    async def test_a_reference_is_written_once(self, bench: Bench) -> None:
+        assert [await store.write(bench.database, "a", "street 1") for _ in range(2)] == [True, False]
+        assert await bench.count("pending") == 1

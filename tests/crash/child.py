@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class ChildFailed(AssertionError):
 def run_child(work: Callable[[], Awaitable[object]], *, kill_at: int | None = None) -> Ended:
     """Run ``work`` in a forked child on a loop of its own, and kill it at its ``kill_at``-th point (1 is the first)."""
     reader, writer = os.pipe()
-    parent, child = os.getpid(), os.fork()
+    parent, child = os.getpid(), fork()
     if child == 0:
         os.close(reader)
         die_with(parent)
@@ -79,7 +80,7 @@ def run_child(work: Callable[[], Awaitable[object]], *, kill_at: int | None = No
 def forked(serving: Callable[[], AbstractAsyncContextManager[object]]) -> Iterator[None]:
     """Servers that outlive whoever is killed: they listen inside ``serving()``, in a child that ends with the block."""
     reader, writer = os.pipe()
-    parent, child = os.getpid(), os.fork()
+    parent, child = os.getpid(), fork()
     if child == 0:
         os.close(reader)
         die_with(parent)
@@ -108,6 +109,14 @@ def _serve(serving: Callable[[], AbstractAsyncContextManager[object]], writer: i
     except BaseException as error:
         os.write(writer, f"{error!r}\n".encode())
     os._exit(FAILED)
+
+
+def fork() -> int:
+    """``os.fork``, without the newer Pythons' warning about threads: a parallel test worker has one, which only waits
+    for its orders and holds nothing that a child could need."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def die_with(parent: int) -> None:

@@ -60,7 +60,7 @@ class Books:
         if path == "/log":
             return json.dumps({"asked": self.asked, "posted": list(self.posted), "mails": self.mails})
         if path == "/forget":
-            self.__init__()
+            self.__init__()  # type: ignore[misc]  # as new: what the constructor sets is all there is
             return ""
         assert method == "PUT"
         reference = path.rpartition("/")[2]

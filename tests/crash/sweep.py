@@ -5,12 +5,14 @@
     redrive               what happens next in the life of the system: another trigger, a reaper, a sweep
     judge                 compares the end with what must hold, knowing where the cut was
 
-With ``depth`` 2 the redrive is killed too, once at each of its own points, and driven again (``CRASH_DEPTH=2``).
+With ``pairs`` the redrive is killed too, at so many of its own points, drawn by the first one, and driven again
+(``CRASH_PAIRS=3 make crash``; ``CRASH_PAIRS=1000`` for all of them).
 """
 
 import os
+import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -50,11 +52,10 @@ class Report:
         return f"{self.points} ({', '.join(f'{door} {count}' for door, count in sorted(self.doors.items()))})"
 
 
-DEPTH = int(os.environ.get("CRASH_DEPTH", "1"))
-"""1: every point of the flow. 2: at each of those, every point of what follows as well; minutes, hence not always."""
+PAIRS = int(os.environ.get("CRASH_PAIRS", "0"))
 
 
-def sweep(make: Make, *, depth: int = DEPTH, part: int = 0, parts: int = 1, faults_max: int = 20) -> Report:
+def sweep(make: Make, *, pairs: int = PAIRS, part: int = 0, parts: int = 1, faults_max: int = 20) -> Report:
     """Kill at every point, or until so many faults are found. The caller asserts that ``faults`` is empty.
 
     ``part`` of ``parts``: every so-many-th point alone, for sweeps that share the work.
@@ -67,35 +68,30 @@ def sweep(make: Make, *, depth: int = DEPTH, part: int = 0, parts: int = 1, faul
             return report
         with make() as world:
             first = run_child(world.flow, kill_at=nth)
-            if not first.killed:
-                report.faults += _judged(world, (), world.redrive)
-                return report
             _count(report, first)
-            report.faults += _judged(world, (first,), world.redrive)
-        if depth > 1:
-            _sweep_redrive(make, nth, report)
+            follows = _drive(world, report, *([first] if first.killed else []))
+        if not first.killed:
+            return report
+        for second_at in random.Random(nth).sample(range(1, follows + 1), min(pairs, follows)):
+            with make() as world:
+                first = run_child(world.flow, kill_at=nth)
+                second = run_child(world.redrive, kill_at=second_at)
+                _count(report, second)
+                _drive(world, report, *(end for end in (first, second) if end.killed))
     raise AssertionError(f"more than {POINTS_MAX} points: a flow that does not end")
 
 
-def _sweep_redrive(make: Make, first_at: int, report: Report) -> None:
-    for nth in range(1, POINTS_MAX):
-        with make() as world:
-            first = run_child(world.flow, kill_at=first_at)
-            second = run_child(world.redrive, kill_at=nth)
-            report.faults += _judged(world, tuple(end for end in (first, second) if end.killed), world.redrive)
-            if not second.killed:
-                return
-            _count(report, second)
-
-
-def _judged(world: World, killed: tuple[Ended, ...], redrive: Callable[[], Awaitable[None]]) -> Iterator[str]:
+def _drive(world: World, report: Report, *killed: Ended) -> int:
+    """Drive on to the end and judge it; how many points the redrive had."""
+    points = 0
     try:
-        run_child(redrive)
+        points = len(run_child(world.redrive).crossed)
         wrong = world.judge(killed)
     except AssertionError as error:
         wrong = [str(error)]
-    for fault in wrong:
-        yield f"killed {' then '.join(str(end.cut) for end in killed) or 'nowhere'}: {fault}"
+    where = " then ".join(str(end.cut) for end in killed) or "nowhere"
+    report.faults += [f"killed {where}: {fault}" for fault in wrong]
+    return points
 
 
 def _check_doors(make: Make, report: Report) -> None:

@@ -21,12 +21,13 @@ from services.fulfillment.flow import SLICE, Fulfillment, Outside
 from services.fulfillment.gateway.checkout import StripeCheckout
 from services.fulfillment.gateway.invite import GitHubInviter, InviteSettings, paces
 from services.fulfillment.gateway.mail import open_mailer
+from services.ingress.store import Arrival, arrive
 from services.kernel import inbox
 from services.kernel.db import Database
 from services.kernel.deliveries import DeliveryWorker, reap_deliveries
 from services.kernel.doors import Door
 from services.kernel.gate import Gates
-from services.kernel.inbox import Arrival, Subscription
+from services.kernel.inbox import Subscription
 from services.kernel.pager import LogSender, Pager
 from services.sandbox.control import SandboxControl
 from services.sandbox.embedded.mail import MailSink
@@ -57,6 +58,7 @@ class Seen:
     """The end, as the database, GitHub and the mail server have it."""
 
     purchases: dict[str, str]
+    attempts: dict[str, int]
     in_sight: set[str]
     deliveries: Counter[str]
     invited: tuple[InvitationState, ...]
@@ -94,7 +96,7 @@ class Paid(World):
         await owner.close()
         ingress = await Database.connect(self.server.url(self.database, role="rowclaim_ingress"))
         body = json.dumps({"type": KIND, "data": {"object": {"id": session["id"], "object": "checkout.session"}}})
-        await inbox.arrive(ingress, [Arrival("stripe", "evt_1", KIND, body.encode())])
+        await arrive(ingress, [Arrival("stripe", "evt_1", KIND, body.encode())])
         await ingress.close()
 
     async def own(self) -> "asyncpg.Connection[asyncpg.Record]":
@@ -149,7 +151,9 @@ class Paid(World):
 
     async def seen(self) -> Seen:
         owner = await self.own()
-        purchases = await owner.fetch("select id::text, github_handle, fulfillment_state from purchases")
+        purchases = await owner.fetch(
+            "select id::text, github_handle, fulfillment_state, fulfillment_attempts from purchases"
+        )
         desk = await owner.fetch("select id from desk.fulfillment_attention")
         deliveries = await owner.fetch("select state from webhook_deliveries")
         await owner.close()
@@ -158,6 +162,7 @@ class Paid(World):
             repository = await control.do(ShowRepository(DEFAULT_REPOSITORY))
             return Seen(
                 {row["github_handle"]: row["fulfillment_state"] for row in purchases},
+                {row["github_handle"]: row["fulfillment_attempts"] for row in purchases},
                 {handles[row["id"]] for row in desk},
                 Counter(row["state"] for row in deliveries),
                 repository.invitations,
@@ -173,6 +178,8 @@ class Paid(World):
         )
         stranded = [handle for handle, state in before.purchases.items() if state == "in_progress"]
         wrong = [] if len(stranded) == held else [f"{held} claims were cut off, {stranded} in progress"]
+        if not all(before.attempts[handle] == 1 for handle in stranded):
+            wrong.append(f"attempts {before.attempts} of {stranded}")
         if not set(stranded) <= before.in_sight:
             wrong.append(f"{stranded} out of sight: the desk shows {before.in_sight}")
         settled = {BUYER: "delivered", NOBODY: "failed"}
@@ -260,6 +267,7 @@ def paid(migrated_server: Server) -> Make:
     return world
 
 
+@pytest.mark.promise("F18", "F19", "F32")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_kill_invites_twice_or_hides_a_purchase(paid: Make, record_points: Record, part: int) -> None:
     report = sweep(paid, part=part, parts=PARTS)

@@ -187,19 +187,17 @@ async def never_ending(world: Letters) -> None:
 
 
 def test_an_outcome_written_too_early_is_seen(make: Callable[..., Make]) -> None:
-    faults = sweep(make(hasty), depth=1, faults_max=1).faults
+    faults = sweep(make(hasty), pairs=0, faults_max=1).faults
     assert any("after database" in fault and "the office posted" in fault for fault in faults)
 
 
 def test_a_way_out_that_is_no_door_is_seen(make: Callable[..., Make]) -> None:
-    assert (
-        "2 exchanges over http were seen outside, 0 at the door"
-        in sweep(make(by_a_window), depth=1, faults_max=1).faults
-    )
+    faults = sweep(make(by_a_window), pairs=0, faults_max=1).faults
+    assert "2 exchanges over http were seen outside, 0 at the door" in faults
 
 
 def test_a_row_out_of_sight_is_seen(make: Callable[..., Make]) -> None:
-    faults = sweep(make(reaps=False), depth=1, faults_max=1).faults
+    faults = sweep(make(reaps=False), pairs=0, faults_max=1).faults
     assert any("in_progress" in fault for fault in faults)
 
 

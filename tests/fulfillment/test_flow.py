@@ -3,12 +3,14 @@
 import asyncio
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from services.fulfillment import store
 from services.fulfillment.flow import Stopped
 from services.fulfillment.machine import FulfillmentState, MailNotSent
-from services.kernel.errors import Invariant, Refusal
+from services.kernel.errors import Invariant, Refusal, Retryable
 from tests.fixtures.database import Clock, Connection
 from tests.fulfillment.conftest import Process, Purchases, Start
 from tests.fulfillment.vendor import Says
@@ -92,8 +94,10 @@ async def test_a_fault_of_ours_is_nobodys_failure(
 
     # A quarter of an hour nobody calls; then the first trigger tries again, and the page stays the same one.
     assert (await process.fulfillment.flush()).stopped is Stopped.GATE_CLOSED
+    await clock.shift(timedelta(minutes=14))
+    assert (await process.fulfillment.flush()).stopped is Stopped.GATE_CLOSED
     assert len(process.vendor.calls) == 1
-    await clock.shift(timedelta(minutes=15, seconds=1))
+    await clock.shift(timedelta(minutes=1, seconds=1))
     assert (await process.fulfillment.flush()).stopped is Stopped.CONFIG
     assert [(p["seen"], p["over"]) for p in await owner.fetch(pages)] == [(2, False)]
 
@@ -165,7 +169,8 @@ async def test_two_flushes_take_two_rows_and_do_not_wait_for_each_other(start: S
     a.vendor.before = before
     flush_a = asyncio.create_task(a.fulfillment.flush())
     await wait_until(lambda: a.vendor.calls == ["held"], within_s=10, what="the first flush is in its call")
-    report = await b.fulfillment.flush()
+    async with asyncio.timeout(30):
+        report = await b.fulfillment.flush()
     assert report.delivered == 1
     assert await purchases.states() == [IN_PROGRESS, DELIVERED]
     resume.set()
@@ -564,3 +569,40 @@ async def _in(purchases: Purchases, state: str) -> int:
     attempted = {"fulfillment_attempted_at": at} if state == IN_PROGRESS else {}
     delivered = {"fulfilled_at": at} if state == DELIVERED else {}
     return await purchases.add(fulfillment_state=state, **error, **attempted, **delivered)
+
+
+# ------------------------------------------------------------------------------------- a database away for a moment
+async def test_an_outcome_is_written_when_the_database_is_back(
+    start: Start, purchases: Purchases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given up at the first refusal, the row would wait for a person, and the buyer for what they have."""
+    purchase = await purchases.add()
+    outages = [Retryable("database_unavailable"), Retryable("database_busy")]
+
+    async def deliver(*args: Any) -> bool:
+        if outages:
+            raise outages.pop()
+        return await real(*args)
+
+    real = store.deliver
+    monkeypatch.setattr(store, "deliver", deliver)
+    monkeypatch.setattr("services.kernel.worker.BACKOFF_MIN_S", 0.001)
+    process = await start()
+    report = await process.fulfillment.flush()
+    assert (report.stopped, report.delivered, report.mails_sent) == (Stopped.DRAINED, 1, 1)
+    assert (await purchases.row(purchase))["fulfillment_state"] == DELIVERED
+    assert process.vendor.calls == ["octocat"]
+
+
+async def test_a_refusal_that_cannot_be_weighed_goes_back(
+    start: Start, purchases: Purchases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unread(*_: Any, **__: Any) -> list[store.FailedLogin]:
+        raise Retryable("database_unavailable")
+
+    monkeypatch.setattr(store, "list_failed_in_a_row", unread)
+    await purchases.add("odd")
+    process = await start()
+    process.vendor.say("odd", Says.NO_BECAUSE)
+    report = await process.fulfillment.flush()
+    assert (report.stopped, await purchases.states()) == (Stopped.TRANSIENT, [PENDING])

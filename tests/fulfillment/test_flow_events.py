@@ -14,8 +14,9 @@ from services.fulfillment.machine import (
     SessionMisconfigured,
     SessionTrouble,
 )
+from services.ingress.store import Arrival, arrive
 from services.kernel.deliveries import Delivery, DeliveryWorker, Done, NotOurs, Parked, PutBack, Verdict
-from services.kernel.inbox import Arrival, Subscription, arrive, subscribe
+from services.kernel.inbox import Subscription, subscribe
 from services.operations.store import owe_missing
 from tests.fixtures.database import Clock, Connect, Connection
 from tests.fulfillment.conftest import Process, Purchases, Start

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -57,7 +58,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.promise("F4")
+@pytest.mark.promise("F4", "F11")
 async def test_the_claim_itself_stamps_and_counts(database_url: DatabaseUrl, purchases: Purchases) -> None:
     """The process dies with the claim's answer in its hands: nothing of it was left for a later statement."""
     purchase = await purchases.add(fulfillment_attempts=2)
@@ -226,8 +227,45 @@ async def test_only_the_purchase_row_says_what_is_owed(owner: Connection) -> Non
     assert written - kernels == {"purchases"}
     named = {table for statement in STATEMENTS for table in written if table in statement.text}
     assert named == {"purchases", "admin_actions"}
+    assert not [statement.name for statement in STATEMENTS if "advisory" in statement.text]
 
     imported = {name for module in modules(ROOT, "services/fulfillment") for _, name in module.imports()}
     assert not {name for name in imported if name.split(".")[0] in ("redis", "valkey", "aiokafka", "faststream")}
     schedules = ("services.kernel.jobs", "services.kernel.lease", "services.kernel.triggers")
     assert not {name for name in imported if name.startswith(schedules)}
+
+
+async def test_failures_in_a_row_are_other_buyers_that_the_vendor_refused(
+    connect: Connect, purchases: Purchases
+) -> None:
+    """What else is failed, or was refused for want of a handle, breaks no row and makes none."""
+    db = await connect(ROLE)
+    now = await purchases.now()
+    refused = {
+        "fulfillment_state": "failed",
+        "fulfillment_last_error": "no",
+        "fulfillment_last_code": "refused",
+        "fulfillment_attempted_at": now,
+    }
+    await purchases.add("Mona", **refused)
+    await purchases.add(None, **refused)
+    await purchases.add("hubot", **refused | {"fulfillment_last_code": None})
+    await purchases.add("pending", **refused | {"fulfillment_state": "pending"})
+    ours = await purchases.add("octocat", **refused)
+    await purchases.add("next", age_s=60)
+    claimed = await store.claim_oldest(db)
+    assert claimed is not None
+    failed = await store.list_failed_in_a_row(db, replace(claimed, id=ours), limit=10)
+    assert [(one.login, one.code) for one in failed] == [("mona", "refused")]
+
+
+async def test_nothing_is_pending_where_a_claim_could_find_nothing(connect: Connect, purchases: Purchases) -> None:
+    db = await connect(ROLE)
+    now = await purchases.now()
+    await purchases.add("a", fulfillment_state="in_progress", fulfillment_attempted_at=now)
+    await purchases.add("b", fulfillment_state="delivered", fulfilled_at=now)
+    await purchases.add("c", fulfillment_state="failed", fulfillment_last_error="no")
+    await purchases.add("d", revoked_at=now)
+    assert await store.anything_pending(db) is False
+    await purchases.add("e")
+    assert await store.anything_pending(db) is True

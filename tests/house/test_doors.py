@@ -88,15 +88,26 @@ def _ways(module: Module) -> Iterator[str]:
 
 def own_clients(root: Path) -> list[str]:
     """HTTP exchanges begun without the client of vendors/http.py, whose transport stands in the door."""
-    verbs = {"AsyncClient", "Client", "delete", "get", "head", "options", "patch", "post", "put", "request", "stream"}
     return [
-        f"{module.place}:{node.lineno}"
+        f"{module.place}:{line}"
         for module in modules(root, "services")
         if not module.place.startswith("services/sandbox/")
         and module.place not in {"services/vendors/http.py", *OBSERVERS}
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"httpx.{verb}" for verb in verbs}
+        for line in _exchanges(module)
     ]
+
+
+def _exchanges(module: Module) -> Iterator[int]:
+    """Where httpx is told to begin an exchange, or where its name or one of its verbs is hidden behind another."""
+    verbs = {"AsyncClient", "Client", "delete", "get", "head", "options", "patch", "post", "put", "request", "stream"}
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="httpx"), attr=verb)) if verb in verbs:
+                yield node.lineno
+            case ast.ImportFrom(module="httpx", names=names) if any(one.name in verbs for one in names):
+                yield node.lineno
+            case ast.Import(names=names) if any(one.name == "httpx" and one.asname for one in names):
+                yield node.lineno
 
 
 def uncrossed(root: Path, places: Iterator[str] | list[str]) -> list[str]:
@@ -122,16 +133,21 @@ def test_a_seventh_way_out_is_noticed(tmp_path: Path) -> None:
             "services/a/machine.py": "import os\nos.fork()\nself.system()\n",
             "services/a/quiet.py": "import json\n",
             "services/a/gateway.py": "def lent(client: httpx.AsyncClient): ...\nhttpx.AsyncClient()\n",
+            "services/a/gateways.py": "import httpx\nfrom httpx import Response\nfrom httpx import AsyncClient as C\n"
+            "import httpx as h\n",
             "services/sandbox/a.py": "import socket\n",
         },
     )
     assert ways_out(tmp_path) == {
         "services/a/api.py": {"create_subprocess_exec", "urllib.request"},
         "services/a/flow.py": {"http.client"},
+        "services/a/gateways.py": {"httpx"},
         "services/a/machine.py": {"os.fork"},
         "services/a/store.py": {"open_connection", "psycopg2"},
     }
-    assert own_clients(tmp_path) == ["services/a/gateway.py:2"]
+    assert own_clients(tmp_path) == [
+        f"services/a/{place}" for place in ("gateway.py:2", "gateways.py:3", "gateways.py:4")
+    ]
     assert uncrossed(tmp_path, ["services/a/quiet.py"]) == ["services/a/quiet.py"]
 
 

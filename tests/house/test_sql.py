@@ -28,7 +28,7 @@ STATEMENTS = [statement for statement in statements(ROOT) if not statement.modul
 # The operator's commands are no slice; they log in as the operator.
 OPERATIONS = "operations"
 NOT_FOR_ALL = {
-    "services.kernel.inbox ARRIVE": {"rowclaim_ingress"},
+    "services.ingress.store ARRIVE": {"rowclaim_ingress"},
 }
 """Kernel statements that only some of the kernel's users may run; every other one is for all of them."""
 TYPES: dict[str, type] = {

@@ -15,9 +15,10 @@ import pytest
 from services.fulfillment.consumer import SERVICE, open_fulfillment
 from services.fulfillment.flow import Fulfillment, Stopped
 from services.fulfillment.machine import FulfillmentState
+from services.ingress.store import Arrival, arrive
 from services.kernel.db import Database
 from services.kernel.deliveries import DeliveryWorker
-from services.kernel.inbox import Arrival, arrive, subscribe
+from services.kernel.inbox import subscribe
 from services.sandbox.control import SandboxControl
 from services.sandbox.faults import Act, Fault, Moment, Reply
 from services.sandbox.github import refusals

@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 import asyncpg
 import pytest
 
+from services.ingress import store
+from services.ingress.store import Arrival
 from services.kernel import inbox
 from services.kernel.db import Database
 from services.kernel.deliveries import (
-    CRASH_REAPS_MAX,
+    CRASHES_MAX,
     ClaimedDelivery,
     Delivery,
     DeliveryState,
@@ -25,7 +28,8 @@ from services.kernel.deliveries import (
     reap_deliveries,
     renew_deliveries,
 )
-from services.kernel.inbox import Arrival, Subscription
+from services.kernel.errors import Retryable
+from services.kernel.inbox import Subscription
 from tests.fixtures.database import Clock, Connect
 from tests.waiting import wait_until
 
@@ -42,7 +46,7 @@ async def arrive(connect: Connect, db: Database, *external_ids: str) -> list[int
     ingress = await connect("rowclaim_ingress")
     ids = []
     for external_id in external_ids:
-        arrived = await inbox.arrive(ingress, [Arrival("stripe", external_id, "paid", external_id.encode())])
+        arrived = await store.arrive(ingress, [Arrival("stripe", external_id, "paid", external_id.encode())])
         event_id = arrived["stripe", external_id].event_id
         assert event_id is not None
         ids.append(event_id)
@@ -140,11 +144,11 @@ async def test_five_crashes_park_a_delivery_and_a_worker_that_renewed_never_coun
         await clock.shift(timedelta(seconds=61))
         assert [r.state for r in await reap_deliveries(db)] == [DeliveryState.PENDING]
     assert await owner.fetchval("select crash_reaps from webhook_deliveries") == 0
-    for nth in range(1, CRASH_REAPS_MAX + 1):
+    for nth in range(1, CRASHES_MAX + 1):
         assert len(await claim(db)) == 1
         await clock.shift(timedelta(seconds=31))
         (reaped,) = await reap_deliveries(db)
-        assert reaped.state == (DeliveryState.PARKED if nth == CRASH_REAPS_MAX else DeliveryState.PENDING)
+        assert reaped.state == (DeliveryState.PARKED if nth == CRASHES_MAX else DeliveryState.PENDING)
     why = await owner.fetchrow("select id, why from desk.ingress_parked")
     assert why is not None
     assert tuple(why) == (f"{event_id}:fulfillment", "kills_workers")
@@ -196,3 +200,61 @@ async def test_another_consumers_deliveries_are_not_touched(
     await finish_deliveries(db, "fulfillment", [(d, Done()) for d in claimed])
     left = await owner.fetch("select event_id, consumer from webhook_deliveries where state = 'pending'")
     assert [tuple(row) for row in left] == [(second, "other")]
+
+
+async def test_a_batch_whose_events_cannot_be_read_goes_back_at_once(
+    connect: Connect, db: Database, owner: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (event_id,) = await arrive(connect, db, "a")
+
+    async def busy(*_: object) -> list[Delivery]:
+        raise Retryable("database_busy")
+
+    async def handle(batch: Sequence[Delivery]) -> Mapping[int, Verdict]:
+        raise AssertionError(batch)
+
+    monkeypatch.setattr("services.kernel.deliveries.read_deliveries", busy)
+    with pytest.raises(Retryable):
+        await DeliveryWorker(db, "fulfillment", handle, lease=LEASE, batch_max=10).step()
+    assert await states(owner) == {event_id: "pending"}
+
+
+async def test_an_outage_shorter_than_its_patience_costs_a_worker_nothing(
+    connect: Connect, db: Database, owner: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (event_id,) = await arrive(connect, db, "a")
+    outages = [Retryable("database_unavailable")] * 2
+
+    async def finish(*args: Any) -> int:
+        if outages:
+            raise outages.pop()
+        return await finish_deliveries(*args)
+
+    async def handle(batch: Sequence[Delivery]) -> Mapping[int, Verdict]:
+        return {delivery.event_id: Done() for delivery in batch}
+
+    monkeypatch.setattr("services.kernel.deliveries.finish_deliveries", finish)
+    monkeypatch.setattr("services.kernel.worker.BACKOFF_MIN_S", 0.001)
+    assert await DeliveryWorker(db, "fulfillment", handle, lease=LEASE, batch_max=10).step() == 1
+    assert await states(owner) == {event_id: "done"}
+
+
+async def test_an_event_that_nobody_can_handle_costs_its_neighbours_nothing_and_is_parked_in_the_end(
+    connect: Connect, db: Database, owner: asyncpg.Connection, clock: Clock
+) -> None:
+    before, poison, behind = await arrive(connect, db, "before", "poison", "behind")
+
+    async def handle(batch: Sequence[Delivery]) -> Mapping[int, Verdict]:
+        if any(delivery.external_id == "poison" for delivery in batch):
+            raise RuntimeError("planted")
+        return {delivery.event_id: Done() for delivery in batch}
+
+    for nth in range(1, CRASHES_MAX + 1):
+        # Anew each time: the error ends the process.
+        with pytest.raises(RuntimeError, match="planted"):
+            await DeliveryWorker(db, "fulfillment", handle, lease=LEASE, batch_max=10).step()
+        stands = "parked" if nth == CRASHES_MAX else "pending"
+        assert await states(owner) == {before: "done", poison: stands, behind: "done"}
+        await clock.shift(timedelta(seconds=2))
+    assert await owner.fetchval("select why from desk.ingress_parked") == "handler_fails"
+    assert await DeliveryWorker(db, "fulfillment", handle, lease=LEASE, batch_max=10).step() == 0

@@ -1,10 +1,12 @@
 """One attempt: bounded, its outcome written once and never cut off, its loss a normal return."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from services.kernel.effects import Attempt, attempt, uncut
+from services.kernel.effects import Attempt, attempt, settled, uncut
+from services.kernel.errors import Retryable
 
 BOUND_S = 30.0
 
@@ -36,7 +38,10 @@ async def never() -> str:
     raise AssertionError("waited for nothing")
 
 
-async def run(row: Row, call=delivered, bound_s: float = BOUND_S) -> Attempt[str]:
+Call = Callable[[], Awaitable[str]]
+
+
+async def run(row: Row, call: Call = delivered, bound_s: float = BOUND_S) -> Attempt[str]:
     return await attempt(call, row.write, bound_s=bound_s, timed_out=lambda: "unknown")
 
 
@@ -101,3 +106,49 @@ async def test_uncut_hands_on_what_the_work_returns_or_raises() -> None:
     assert await uncut(delivered()) == "delivered"
     with pytest.raises(ConnectionError, match="gone"):
         await uncut(fail())
+
+
+class Away:
+    """A database that is away for the first few writes."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.tried = 0
+
+    async def write(self) -> str:
+        self.tried += 1
+        if self.tried <= self.times:
+            raise Retryable("database_unavailable")
+        return "written"
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.kernel.worker.BACKOFF_MIN_S", 0.001)
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_an_outcome_outlasts_a_database_that_is_away_for_a_moment() -> None:
+    away = Away(3)
+    assert await settled(away.write) == "written"
+    assert away.tried == 4
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_database_that_stays_away_is_told_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.kernel.effects.SETTLE_S", 0.05)
+    away = Away(1000)
+    with pytest.raises(Retryable):
+        await settled(away.write)
+    assert 1 < away.tried < 1000
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_cancelled_worker_still_writes_when_the_database_is_back() -> None:
+    away = Away(5)
+    task = asyncio.create_task(settled(away.write))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert away.tried == 6

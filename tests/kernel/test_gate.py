@@ -156,3 +156,12 @@ async def test_a_call_is_bounded_and_counted_by_how_it_ended(db: Database) -> No
     await github.call()
     assert counted("hang", "timed_out") == timed_out + 1
     assert counted("call", "answered") == answered + 1
+
+
+async def test_a_success_ends_the_refusals_of_its_own_vendor(db: Database, owner: asyncpg.Connection) -> None:
+    gates = Gates(db)
+    for name in ("github", "stripe"):
+        await gates.refuse(name, "secondary_limit", "flush")
+    await gates.succeed("github")
+    rows = await owner.fetch("select vendor, refusals from vendor_gates order by vendor")
+    assert [tuple(row) for row in rows] == [("github", 0), ("stripe", 1)]

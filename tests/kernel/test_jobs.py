@@ -462,3 +462,24 @@ async def test_the_first_job_keeps_event_partitions_ahead(connect: Connect, owne
     await loop.end()
     assert json.loads(await owner.fetchval("select report from job_runs")) == {"made": 5}
     assert await owner.fetchval("select event_weeks_ahead()") >= 8
+
+
+async def test_another_jobs_periods_are_none_of_ours(connect: Connect, owner: Owner) -> None:
+    db = await connect(ROLE)
+    await owner.execute(
+        "insert into job_runs (job, period, state, edge, next_attempt_at) "
+        "values ('another', '9999-12-31', 'due', 'plan', rowclaim_now())"
+    )
+    assert await jobs.plan(db, job()) == 1
+
+
+async def test_two_processes_that_plan_at_once_plan_once(connect: Connect, owner: Owner) -> None:
+    """The second waits for the first one's commit, and finds the period planned."""
+    db = await connect(ROLE)
+    async with db.transaction() as tx:
+        assert await jobs.plan(tx, job()) == 1
+        second = asyncio.create_task(jobs.plan(await connect(ROLE), job()))
+        waiting = "select exists (select from pg_locks where not granted)"
+        await wait_until(lambda: owner.fetchval(waiting), within_s=5, what="the second to wait")
+    assert await second == 0
+    assert len(await periods(owner)) == 1

@@ -14,6 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.kernel import doors
+from services.kernel import lease as lease_module
 from services.kernel.doors import Door
 from services.kernel.lease import ANSWER_S, Held, Lease, Leased, Unavailable, connect_valkey
 from services.sandbox.embedded.valkey import Valkey
@@ -67,8 +68,12 @@ async def test_leases_of_other_names_are_strangers(valkey: Redis, name: str) -> 
     await taken(Lease(valkey, f"{name}-other", MINUTE))
 
 
-async def test_of_fifty_racers_one_wins(valkey: Redis, name: str) -> None:
+async def test_of_fifty_racers_one_wins(valkey_server: Valkey, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The bound is not what is raced for: fifty connections at once take a loaded machine longer than a second.
+    monkeypatch.setattr(lease_module, "ANSWER_S", 60.0)
+    valkey = connect_valkey(valkey_server.url)
     outcomes = await asyncio.gather(*(Lease(valkey, name, MINUTE).acquire() for _ in range(50)))
+    await valkey.aclose()
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Held"] * 49 + ["Leased"]
 
 

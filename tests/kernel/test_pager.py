@@ -167,3 +167,18 @@ async def test_without_a_pager_the_log_tells(severity: Severity, resolved: bool,
     (line,) = logs
     assert (line["log_level"], line["page"], line["dedup_key"], line["summary"]) == (level, 3, "k", "row 12 waits")
     assert line["event"] == ("page.resolved" if resolved else "page.opened")
+
+
+async def test_pages_that_are_never_taken_do_not_hold_up_the_others(connect: Connect) -> None:
+    class Picky(Recorder):
+        async def send(self, page: Page) -> bool:
+            return not page.dedup_key.startswith("bad") and await super().send(page)
+
+    sender = Picky()
+    pager = Pager(await connect(ROLE), sender)
+    for nth in range(SEND_BATCH):
+        await pager.page(f"bad:{nth}", Severity.ERROR, "s")
+    assert await pager.send_unsent() == {"sent": 0, "failed": SEND_BATCH}
+    await pager.page("good", Severity.CRITICAL, "s")
+    assert (await pager.send_unsent())["sent"] == 1
+    assert sender.told() == [("good", False)]

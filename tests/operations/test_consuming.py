@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 from schemas.triggers import EventsTrigger
+from services.ingress.store import Arrival, arrive
 from services.kernel.db import Database
 from services.kernel.deliveries import claim_deliveries
-from services.kernel.inbox import Arrival, Subscription, arrive
+from services.kernel.inbox import Subscription
 from services.kernel.jobs import Job, daily
 from services.kernel.pager import Severity
 from services.kernel.service import Consumption, Runtime, Service

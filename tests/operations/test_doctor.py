@@ -13,9 +13,9 @@ import asyncpg
 import pytest
 
 from schemas.triggers import TOPICS
+from services.ingress.store import Arrival, arrive
 from services.kernel.errors import CODES, ServiceError, Stop
 from services.kernel.gate import Gates
-from services.kernel.inbox import Arrival, arrive
 from services.kernel.pager import LogSender, Pager, Severity
 from services.kernel.service import Runtime
 from services.kernel.transition import Edge, Fence, Machine
@@ -214,15 +214,26 @@ async def test_a_machine_the_database_does_not_know(
     assert (await ask(strange)).ok
 
 
+def bounded(role: str) -> str:
+    """What bounds a login role's waits, as the migrations have it."""
+    bounds = {"timezone": "UTC", "lock_timeout": "2s", "statement_timeout": "5s"}
+    bounds["idle_in_transaction_session_timeout"] = "10s"
+    return "; ".join(f"alter role {role} set {name} = '{value}'" for name, value in bounds.items())
+
+
 @pytest.mark.parametrize(
     ("broken", "remedy"),
     [
         ("alter role rowclaim_cdc nologin", "alter role rowclaim_cdc login"),
-        ("alter role rowclaim_cdc rename to rowclaim_lost", "create role rowclaim_cdc login"),
+        (
+            "alter role rowclaim_cdc rename to rowclaim_lost",
+            f"create role rowclaim_cdc login; {bounded('rowclaim_cdc')}",
+        ),
         (
             "alter role rowclaim_operator rename to rowclaim_lost",
-            "create role rowclaim_operator login in role rowclaim_service",
+            f"create role rowclaim_operator login in role rowclaim_service; {bounded('rowclaim_operator')}",
         ),
+        ("alter role rowclaim_cdc reset statement_timeout", bounded("rowclaim_cdc")),
         ("revoke rowclaim_service from rowclaim_operator", "grant rowclaim_service to rowclaim_operator"),
     ],
 )
@@ -241,7 +252,9 @@ async def test_a_role_that_is_not_as_it_was_made(
             role = broken.split()[2]
             await owner.execute(f"drop role if exists {role}")
             await owner.execute(f"alter role rowclaim_lost rename to {role}")
-        await owner.execute("alter role rowclaim_cdc login; grant rowclaim_service to rowclaim_operator")
+        await owner.execute(
+            f"{bounded('rowclaim_cdc')}; alter role rowclaim_cdc login; grant rowclaim_service to rowclaim_operator"
+        )
 
 
 async def test_too_few_weeks_for_events(

@@ -46,7 +46,7 @@ class Up:
         return places
 
     async def end(self) -> int:
-        await wait_until(lambda: self.process.poll() is not None, within_s=60, what="up ends")
+        await wait_until(lambda: self.process.poll() is not None, within_s=120, what="up ends")
         return self.process.returncode
 
     def leftovers(self) -> list[tuple[int, str]]:
@@ -72,7 +72,7 @@ def rowclaim_up(tmp_path: Path, *arguments: str) -> Iterator[Up]:
 
 async def to_end(*command: str, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     return await asyncio.to_thread(
-        subprocess.run, command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        subprocess.run, command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -119,7 +119,7 @@ async def test_everything_is_there_dies_with_us_comes_back_and_goes(tmp_path: Pa
 
 async def test_a_stop_during_the_start_leaves_nothing(tmp_path: Path) -> None:
     with rowclaim_up(tmp_path) as up:
-        await wait_until(lambda: len(up.leftovers()) > 2, within_s=60, what="the first servers run")
+        await wait_until(lambda: len(up.leftovers()) > 2, within_s=120, what="the first servers run")
         up.process.send_signal(signal.SIGTERM)
         assert await up.end() == 0, (tmp_path / "err").read_text()
         assert up.told.read_text() == ""

@@ -86,8 +86,9 @@ async def test_a_refused_page_stays_unsent(connect: Connect, status: int) -> Non
     assert [gate for gate in await list_gates(database) if gate.closed_until] == []
 
 
-async def test_an_unreachable_pager_is_no_error(connect: Connect) -> None:
-    sender = Vendor(error=httpx.ConnectError("refused")).sender(Gates(await connect(ROLE)))
+@pytest.mark.parametrize("error", [httpx.ConnectError("refused"), httpx.DecodingError("no gzip")], ids=repr)
+async def test_an_unreachable_pager_is_no_error(connect: Connect, error: Exception) -> None:
+    sender = Vendor(error=error).sender(Gates(await connect(ROLE)))
     assert await sender.send(OPENED) is False
 
 

@@ -149,19 +149,23 @@ class Follow:
 Verdict = Invited | HasAccess | AskWhoseLogin | AskAccess | Follow | Terminal | Transient | Config
 
 
+# What the row's columns cannot hold is not read: refused by the database, it would strand a delivered purchase.
+_Id = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+
 class _Account(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
-    id: int
+    id: _Id
     login: str
     type: str | None = None
 
 
 class _Invitation(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
-    id: int
+    id: _Id
     invitee: _Account | None = None
     created_at: datetime | None = None
-    html_url: str | None = None
+    html_url: Annotated[str, Field(pattern=r"^https?://[!-~]{1,2000}$")] | None = None
     expired: bool = False
 
 

@@ -19,9 +19,9 @@ from schemas.triggers import CLERK_EVENTS, STRIPE_EVENTS
 from services.ingress import store
 from services.ingress.flow.batch import Batcher
 from services.ingress.machine import Headers, Receipt, Rejected, Rejection, Source, Verdict, Verified
+from services.ingress.store import Arrival, Arrived
 from services.kernel.db import Database
 from services.kernel.errors import Refusal, Retryable
-from services.kernel.inbox import Arrival, Arrived
 
 log = structlog.get_logger()
 

@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from services.ingress import store
+from services.ingress.store import INGRESS_CONSUMER
 from services.kernel.clock import database_now
 from services.kernel.db import Database, Tx
 from services.kernel.deliveries import DeliveryState
 from services.kernel.errors import Stop
-from services.kernel.inbox import INGRESS_CONSUMER
 
 UNPARK_PAGE: Final = 500
 NAMED_MAX: Final = 20

@@ -175,6 +175,8 @@ def limited(seconds: float | None) -> Transient:
         (httpx.Response(201, content=b'{"id": 42, "repos'), Delivered("")),
         (httpx.Response(201, content=b""), Delivered("")),
         (httpx.Response(201, json=[]), Delivered("")),
+        (httpx.Response(201, json=invitation(id=2**63)), Delivered("")),
+        (httpx.Response(201, json=invitation(html_url="https://github.test/\0")), Delivered("")),
         (httpx.Response(204), HAD_ACCESS),
         (says(400, "Problems parsing JSON"), Config("http_400", "")),
         (says(400, "2031-01-01 is not a supported version."), Config("http_400", "")),
@@ -642,6 +644,7 @@ def test_only_the_card_can_reach_the_invite() -> None:
     assert callers == ["services/fulfillment/flow.py"]
 
 
+@pytest.mark.promise("F42")
 async def test_the_card_opens_it_at_its_pace_and_closes_it_with_the_process() -> None:
     settings = InviteSettings(
         github_token=SecretStr("x"), github_repository="acme-school/course-materials", github_pace_s=2.5
@@ -649,6 +652,8 @@ async def test_the_card_opens_it_at_its_pace_and_closes_it_with_the_process() ->
     closing: list[Callable[[], Any]] = []
     inviter = open_inviter(settings, Gates(OpenGates()), closing.append)
     assert (paces(settings), inviter.gate) == ({GATE: 2.5}, GATE)
+    unasked = InviteSettings(github_token=SecretStr("x"), github_repository="acme-school/course-materials")
+    assert paces(unasked) == {GATE: 1.0}
     for close in closing:
         await close()
     assert inviter._http.is_closed

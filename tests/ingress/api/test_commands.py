@@ -14,13 +14,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from services.ingress import store
 from services.ingress.api import commands
 from services.ingress.api.commands import actor, make_commands, parse_delivery, parse_since
 from services.ingress.consumer import SERVICE
+from services.ingress.store import Arrival
 from services.kernel import inbox
 from services.kernel.db import Database
 from services.kernel.deliveries import Delivery, DeliveryWorker, Done, Parked, Verdict
-from services.kernel.inbox import Arrival, Subscription
+from services.kernel.inbox import Subscription
 from services.kernel.service import Runtime, Service
 from tests.fixtures.database import ROOT, DatabaseUrl
 
@@ -101,7 +103,7 @@ def worked_off(line: Line, verdict: Verdict, *ids: str) -> list[int]:
 
     async def arrive(db: Database) -> list[int]:
         await inbox.subscribe(db, "fulfillment", [Subscription("stripe", PAID)])
-        arrived = await inbox.arrive(db, [Arrival("stripe", one, PAID, b"{}") for one in ids])
+        arrived = await store.arrive(db, [Arrival("stripe", one, PAID, b"{}") for one in ids])
         return sorted(one.event_id for one in arrived.values() if one.event_id is not None)
 
     async def finish(db: Database) -> None:
@@ -266,7 +268,8 @@ def test_the_actor_is_who_types(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_real_command_line_runs_them(line: Line) -> None:
     worked_off(line, Done(), "evt_1")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("ROWCLAIM_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROWCLAIM_")}
+    environ = inherited | {"ROWCLAIM_RUN": os.environ["ROWCLAIM_RUN"]}
 
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from services.ingress.flow.batch import Batcher
 from services.ingress.store import wait_briefly_for_locks
+from services.kernel import db as db_module
 from services.kernel.db import Database, in_transaction
 from services.kernel.errors import Retryable
 from tests.fixtures.database import Connect
@@ -282,6 +283,12 @@ def test_every_item_gets_exactly_its_own_answer(
 # ------------------------------------------------------------------------------------------------ over real connections
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty items alone on 24 connections: on a loaded machine the last waits longer than production would."""
+    monkeypatch.setattr(db_module, "ACQUIRE_S", 60.0)
+
+
 async def two_batchers(
     connect: Connect, owner: "asyncpg.Connection[asyncpg.Record]", order: Callable[[int], int]
 ) -> tuple[list[Batch], list[str]]:
@@ -321,6 +328,7 @@ async def run_both(batchers: Sequence[Batch], rounds: int) -> None:
     assert sorted(answers) == sorted(f"answer {key}" for key in keys * rounds * len(batchers))
 
 
+@pytest.mark.usefixtures("patient")
 async def test_two_batchers_over_the_same_keys_never_deadlock(
     connect: Connect, owner: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:
@@ -330,6 +338,7 @@ async def test_two_batchers_over_the_same_keys_never_deadlock(
     assert await owner.fetchval("select array_agg(distinct times) from tally") == [20]
 
 
+@pytest.mark.usefixtures("patient")
 async def test_in_opposite_order_they_do_and_the_single_path_repairs_it(
     connect: Connect, owner: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:

@@ -8,7 +8,9 @@ from typing import TypeAlias
 import asyncpg
 import pytest
 
+from services.ingress import store
 from services.ingress.flow.repair import Replay, Replayed, list_parked, replay, unpark, unpark_all
+from services.ingress.store import Arrival
 from services.kernel import inbox
 from services.kernel.db import Database
 from services.kernel.deliveries import (
@@ -21,7 +23,7 @@ from services.kernel.deliveries import (
     claim_deliveries,
 )
 from services.kernel.errors import Stop
-from services.kernel.inbox import Arrival, Subscription
+from services.kernel.inbox import Subscription
 from services.operations.store import catch_up
 from tests.fixtures.database import Clock, Connect
 from tests.ingress.conftest import Stored
@@ -42,7 +44,7 @@ async def operator(connect: Connect) -> Database:
 
 async def arrive(connect: Connect, *ids: str, kind: str = PAID, parked: str | None = None) -> list[int]:
     db = await connect("rowclaim_ingress")
-    arrived = await inbox.arrive(db, [Arrival("stripe", one, kind, one.encode(), parked) for one in ids])
+    arrived = await store.arrive(db, [Arrival("stripe", one, kind, one.encode(), parked) for one in ids])
     return [event_id for one in ids if (event_id := arrived["stripe", one].event_id) is not None]
 
 

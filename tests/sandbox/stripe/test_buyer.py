@@ -33,6 +33,7 @@ def test_a_card_is_paid_at_once(world: World, session_id: str) -> None:
     )
     assert intent["metadata"] == {"rowclaim_slice": "fulfillment"}
     assert intent["latest_charge"].startswith("ch_")
+    assert intent["payment_method"].startswith("pm_")
     assert told(world) == [
         ("payment_intent.created", "requires_payment_method"),
         ("payment_intent.succeeded", "succeeded"),
