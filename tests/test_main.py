@@ -106,7 +106,7 @@ def test_a_command_line_without_settings_tells_what_is_missing() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("ROWCLAIM_")}
     done = rowclaim("migrate", env=env)
     assert done.returncode == 78
-    assert done.stderr.splitlines()[0] == "rowclaim: setting_invalid: ROWCLAIM_DATABASE_URL: Field required"
+    assert done.stderr.splitlines()[0] == "rowclaim: setting_invalid: ROWCLAIM_DATABASE_URL: is not set"
 
 
 def test_the_console_script_is_this_module() -> None:

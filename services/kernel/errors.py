@@ -29,7 +29,7 @@ class Code:
 _LIST: Final = """\
 # The database and its laws
 database_busy 503 75 The database could not do it now (a lock, a limit); the sender may try again.
-database_unavailable 503 75 The database did not answer; the sender may try again.
+database_unavailable 503 75 The database did not answer; the sender may try again, and `rowclaim doctor` says why.
 edge_refused 500 70 The database refused a state change that is no declared edge; report it with the log line.
 fence_refused 500 70 The database refused a write without the current claim token; report it with the log line.
 machine_unknown - 78 The code has edges that the database lacks; run `rowclaim migrate` first.
@@ -38,8 +38,8 @@ row_shape 500 70 A statement's columns are not those of its row class; run the h
 gate_closed 503 75 Calls to this vendor are paused; the answer says until when. `rowclaim gate` shows and opens gates.
 vendor_call_in_transaction 500 70 A vendor was called while a transaction was open; report it with the log line.
 # The broker
-broker_unavailable 503 75 The message broker did not answer. Nothing is lost: workers and sweeps find what no trigger
-    told.
+broker_unavailable 503 75 The broker did not answer at ROWCLAIM_KAFKA_BOOTSTRAP. Nothing is lost: workers and sweeps
+    find what no trigger told.
 # Settings
 setting_invalid - 78 A setting has a value that cannot be; correct the variable that is named.
 setting_unknown - 78 A ROWCLAIM_ variable of the environment names no setting; correct it to the name proposed or remove
@@ -50,7 +50,7 @@ not_found 404 - Nothing is there, or nothing of yours; correct the address.
 request_invalid 422 - The request is not as described; correct the places named.
 # Processes and commands
 database_refused - 78 The database knows no such role or database, or not this password; correct ROWCLAIM_DATABASE_URL
-    or ROWCLAIM_DATABASE_PASSWORD, and run `rowclaim migrate` if the roles are not made yet.
+    or ROWCLAIM_DATABASE_PASSWORD; `rowclaim migrate` makes the login roles, `alter role NAME password` lets them in.
 gate_not_closed - 65 The gate is open already; `rowclaim gate list` shows them all.
 migration_failed - 78 A migration was rolled back; correct what the database says, then run `rowclaim migrate` again.
 page_not_open - 65 No page of that key is open; `rowclaim pages list` shows those that are.

@@ -164,7 +164,8 @@ def load_settings(kind: type[SettingsT], environ: Mapping[str, str] = os.environ
         return kind(**given)
     except ValidationError as error:
         faults = [
-            f"{prefix}{str(fault['loc'][0]).upper()}: {fault['msg'].removeprefix('Value error, ')}"
+            f"{prefix}{str(fault['loc'][0]).upper()}: "
+            + ("is not set" if fault["type"] == "missing" else fault["msg"].removeprefix("Value error, "))
             for fault in error.errors(include_input=False, include_url=False, include_context=False)
         ]
         # "from None": the driver's error holds the values, and one of them may be a secret.

@@ -59,7 +59,7 @@ def test_no_representation_shows_a_secret() -> None:
 @pytest.mark.parametrize(
     ("environ", "named", "secret"),
     [
-        ({}, "ROWCLAIM_DATABASE_URL: Field required", "-"),
+        ({}, "ROWCLAIM_DATABASE_URL: is not set", "-"),
         (
             {"ROWCLAIM_DATABASE_URL": "mysql://letmein@h/d"},
             "ROWCLAIM_DATABASE_URL: must begin with postgres",
