@@ -73,7 +73,7 @@ def test_the_whole_bench_runs_and_reports(tmp_path: Path) -> None:
     """Two tiny pairs of each: that both sides store and finish what they are timed for is asserted by the bench."""
     report = tmp_path / "bench.json"
     done = subprocess.run(
-        [sys.executable, "-m", "bench", "--seconds", "0", "--slice-s", "0.2", "--share", "0.1", "--json", str(report)],
+        [sys.executable, "-m", "bench", "--seconds", "0", "--slice-s", "1", "--share", "0.1", "--json", str(report)],
         cwd=ROOT,
         capture_output=True,
         text=True,

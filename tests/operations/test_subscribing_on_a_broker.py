@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -354,7 +355,14 @@ async def test_a_broker_that_is_frozen_holds_nobody(own_broker: Broker) -> None:
     publisher = Publisher(kafka)
     await publisher.publish("t", told("1"))
     os.kill(own_broker.process.pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{own_broker.process.pid}/task")
+
+    def frozen() -> bool:
+        """Each thread stops when it next runs; until then it may answer once more."""
+        return all((task / "stat").read_text().rpartition(") ")[2].startswith("T") for task in tasks.iterdir())
+
     try:
+        await wait_until(frozen, within_s=10, what="every thread of the broker stopped")
         for _ in range(2):
             begun = time.monotonic()
             with pytest.raises(Retryable):
