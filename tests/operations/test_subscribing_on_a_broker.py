@@ -146,6 +146,28 @@ async def test_the_largest_record_a_producer_sends_still_has_room_for_where_it_c
     assert dead.value == largest
 
 
+async def test_a_record_that_grew_too_large_to_be_set_aside_holds_nobody(
+    kafka: Kafka, topic: str, stranger: AIOKafkaProducer, broker_server: BrokerServer
+) -> None:
+    """A few kilobytes on the wire, five megabytes once unpacked: the broker takes it from anybody, and not from us."""
+    squeezed = AIOKafkaProducer(
+        bootstrap_servers=broker_server.bootstrap, compression_type="gzip", max_request_size=8 * 1024 * 1024
+    )
+    await squeezed.start()
+    try:
+        await squeezed.send_and_wait(topic, b"x" * (5 * 1024 * 1024))
+    finally:
+        await squeezed.stop()
+    await stranger.send_and_wait(topic, told("1"))
+    ears = Ears(kafka, topic)
+    async with listening(ears):
+        await ears.until_committed(2)
+    assert (ears.heard, ears.waits) == ({1}, [])
+    (dead,) = await log_of(broker_server.bootstrap, f"{topic}.dlq", 1)
+    assert dead.value == b"x" * subscribing.CUT_BYTES
+    assert dict(dead.headers)["rowclaim-cut-bytes"] == str(5 * 1024 * 1024).encode()
+
+
 async def test_nobody_makes_us_publish_by_a_header(
     kafka: Kafka, topic: str, stranger: AIOKafkaProducer, broker_server: BrokerServer
 ) -> None:

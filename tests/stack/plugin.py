@@ -93,22 +93,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if hasattr(config, "workeroutput"):
         config.workeroutput[_TOLD] = sorted(config.stash[_VERSIONS])
-        return
+    elif _shortcomings(config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if on_kafka(config) and (versions := config.stash[_VERSIONS]):
+        terminalreporter.write_line(f"ran on {', '.join(sorted(versions))}")
+    for shortcoming in _shortcomings(config):
+        terminalreporter.write_line(f"REQUIRE=stack: {shortcoming}", red=True)
+
+
+def _shortcomings(config: pytest.Config) -> list[str]:
+    """Why a run that was to show everything on Apache Kafka did not."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if not on_kafka(config) or reporter is None or config.option.collectonly:
-        return
-    if versions := config.stash[_VERSIONS]:
-        reporter.ensure_newline()
-        reporter.write_line(f"ran on {', '.join(sorted(versions))}")
-    elif required():
-        _fail(session, "REQUIRE=stack: no test met Apache Kafka")
-    if required() and (skipped := reporter.stats.get("skipped", [])):
-        _fail(session, f"REQUIRE=stack: {len(skipped)} skipped")
-
-
-def _fail(session: pytest.Session, reason: str) -> None:
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    assert reporter is not None
-    reporter.ensure_newline()
-    reporter.write_line(reason, red=True)
-    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if not on_kafka(config) or not required() or config.option.collectonly or reporter is None:
+        return []
+    skipped = len(reporter.stats.get("skipped", []))
+    return [f"{skipped} skipped"] * (skipped > 0) + ["no test met Apache Kafka"] * (not config.stash[_VERSIONS])
