@@ -119,5 +119,3 @@ def test_every_engine_has_one_version_and_the_compose_file_the_same() -> None:
     kafka = project.findtext(f"{MAVEN}properties/{MAVEN}kafka.version")
     compose = (POM.parents[2] / "docker-compose.yml").read_text(encoding="utf-8")
     assert re.findall(r"image: apache/kafka:(\S+)", compose) == [kafka]
-
-

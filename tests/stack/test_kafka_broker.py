@@ -1,4 +1,4 @@
-"""Apache Kafka as the tests start it: ready or nothing, the same address for life, its log kept or forgotten as asked."""
+"""Apache Kafka as the tests start it: ready or nothing, one address for life, its log kept or forgotten as asked."""
 
 import os
 import re
