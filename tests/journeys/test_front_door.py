@@ -28,6 +28,9 @@ from tests.fixtures.fulfillment import House
 from tests.journeys.premises import PARTITIONS, SETTLED_S, Premises, told
 from tests.waiting import wait_until
 
+# Each wait has its own bound; together they may take longer than a test usually may.
+pytestmark = pytest.mark.timeout(420)
+
 
 @pytest.fixture
 async def premises(
