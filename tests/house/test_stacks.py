@@ -1,11 +1,13 @@
 """Both stacks run the same journeys: each is collected for the embedded broker and for Apache Kafka, none left out."""
 
+import os
 import re
 import subprocess
 import sys
 
 import pytest
 
+from services.sandbox.embedded.process import RUN_VARIABLE
 from tests.house.source import ROOT, modules
 
 JOURNEYS = "tests/journeys"
@@ -18,6 +20,8 @@ def collected(stack: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "--no-header", f"--stack={stack}", JOURNEYS],
         cwd=ROOT,
+        # A run of its own: it would take the processes of tests beside this one for leftovers.
+        env=os.environ | {RUN_VARIABLE: f"collect-{os.getpid()}"},
         capture_output=True,
         text=True,
         timeout=COLLECT_S,
