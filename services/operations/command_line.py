@@ -24,21 +24,9 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (
-        up,
-        demo,
-        migrate,
-        topics,
-        doctor,
-        serve,
-        consume,
-        sweep,
-        pause,
-        reference,
-        schemas,
-        openapi,
-        asyncapi,
-    ):
+    for command in (up, demo, migrate, topics, doctor, serve, consume, sweep, pause):
+        app.command()(command)
+    for command in (reference, schemas, openapi, asyncapi):
         app.command()(command)
     app.add_typer(gate, name="gate")
     app.add_typer(pages, name="pages")

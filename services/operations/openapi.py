@@ -37,12 +37,11 @@ BEARER: Final[dict[str, Any]] = {"type": "http", "scheme": "bearer", "bearerForm
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One route, as ``docs/reference/routes.md`` lists it. ``guarded`` False: a bare one, which guards itself."""
+    """One route, as ``docs/reference/routes.md`` lists it."""
 
     method: str
     path: str
     access: Access
-    guarded: bool
     summary: str
 
 
@@ -92,10 +91,10 @@ def listed(services: Iterable[Service]) -> list[Listed]:
     rows = []
     for route in described(services):
         if isinstance(route, GuardedRoute):
-            rows.append(Listed(method_of(route).upper(), route.path, route.access, True, route.summary or route.name))
+            rows.append(Listed(method_of(route).upper(), route.path, route.access, route.summary or route.name))
         elif isinstance(route, PublicRoute):
             summary = str(route.operation.get("summary", route.name))
-            rows.append(Listed(method_of(route).upper(), route.path, Access.PUBLIC, False, summary))
+            rows.append(Listed(method_of(route).upper(), route.path, Access.PUBLIC, summary))
     return sorted(rows, key=lambda row: (row.path, row.method))
 
 

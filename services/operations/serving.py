@@ -59,7 +59,8 @@ async def routes_of(process: Process, services: Iterable[Service], make_keys: "M
     from services.operations.access import open_guard
 
     guard = await open_guard(process, make_keys)
-    routes = list(gate_routes.routes(await process.database(process.own_role), guard))
+    database = await process.database(process.own_role)
+    routes = list(gate_routes.routes(lambda: database, guard))
     for service in services:
         if service.routes is not None:
             routes += await service.routes(process, guard)

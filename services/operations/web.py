@@ -42,8 +42,24 @@ HTTP_CODES: Final[Mapping[int, str]] = {
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
 }
 
+_JSON: Final = {"application/json": {"schema": {"type": "object"}}}
+LIVE: Final[Mapping[str, object]] = {
+    "summary": "Whether the process works",
+    "responses": {
+        "200": {"description": "The loop turns, and a consuming process consumes.", "content": _JSON},
+        "503": {"description": "Start it anew.", "content": _JSON},
+    },
+}
+READY: Final[Mapping[str, object]] = {
+    "summary": "Whether requests should be sent here",
+    "responses": {
+        "200": {"description": "Every check is well.", "content": _JSON},
+        "503": {"description": "One is not; it is named.", "content": _JSON},
+    },
+}
 METRICS: Final[Mapping[str, object]] = {
-    "responses": {"200": {"description": "Prometheus text.", "content": {"text/plain": {"schema": {"type": "string"}}}}}
+    "summary": "Metrics, as Prometheus reads them",
+    "responses": {"200": {"description": "Text.", "content": {"text/plain": {"schema": {"type": "string"}}}}},
 }
 
 Checks = Mapping[str, Callable[[], Awaitable[str | None]]]
@@ -141,21 +157,10 @@ def health_routes(checks: Checks, alive: Alive | None) -> list[PublicRoute]:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     return [
-        PublicRoute("/health/live", live, name="live", operation=_told("The process works.", "It does not.")),
-        PublicRoute("/health/ready", ready, name="ready", operation=_told("All checks are well.", "One is not.")),
+        PublicRoute("/health/live", live, name="live", operation=LIVE),
+        PublicRoute("/health/ready", ready, name="ready", operation=READY),
         PublicRoute("/metrics", metrics, name="metrics", operation=METRICS),
     ]
-
-
-def _told(well: str, amiss: str) -> dict[str, object]:
-    """The OpenAPI operation of a look at the process."""
-    content = {"application/json": {"schema": {"type": "object"}}}
-    return {
-        "responses": {
-            "200": {"description": well, "content": content},
-            "503": {"description": amiss, "content": content},
-        }
-    }
 
 
 async def _checked(check: Callable[[], Awaitable[str | None]]) -> str | None:
