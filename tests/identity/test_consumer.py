@@ -1,5 +1,8 @@
 """The card, and a process of the slice over the real inbox."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import pytest
@@ -7,18 +10,48 @@ import pytest
 from services.identity.consumer import BATCH_MAX, SERVICE, IdentitySettings
 from services.ingress.store import Arrival, arrive
 from services.kernel import inbox
-from services.kernel.deliveries import reap_deliveries
+from services.kernel.deliveries import claim_deliveries, reap_deliveries
 from services.kernel.errors import Stop
 from services.kernel.pager import LogSender
+from services.kernel.service import Consumption
 from services.kernel.settings import load_settings, variables
 from services.operations.environment import load
 from services.operations.process import Process
 from tests.fixtures.database import Clock, Connect, Connection, DatabaseUrl
 from tests.identity.conftest import ROLE, USER, People, body, deleted, user
+from tests.waiting import wait_until
 
 
 async def logs(_: Process) -> LogSender:
     return LogSender()
+
+
+@asynccontextmanager
+async def consuming(database_url: str) -> AsyncIterator[Consumption]:
+    """A process of the slice with its worker at work."""
+    loaded = load([SERVICE], [SERVICE], {"ROWCLAIM_DATABASE_URL": database_url})
+    async with Process.open("tests", [SERVICE], loaded, logs) as process:
+        assert SERVICE.consume is not None
+        consumption = await SERVICE.consume(process)
+        (worker,) = consumption.workers
+        running = asyncio.create_task(worker.run(process.stopping))
+        try:
+            yield consumption
+        finally:
+            process.stopping.set()
+            await running
+
+
+async def states(owner: Connection) -> dict[str, tuple[str, str | None]]:
+    """Every delivery's state, and why it is parked, by Clerk's id of the event."""
+    rows = await owner.fetch(
+        "select e.external_id, d.state, d.parked_reason from webhook_deliveries d join event_ids e on e.id = d.event_id"
+    )
+    return {row[0]: (row[1], row[2]) for row in rows}
+
+
+async def all_ended(owner: Connection) -> bool:
+    return not {state for state, _ in (await states(owner)).values()} & {"pending", "in_progress"}
 
 
 def test_the_card_says_what_identity_is_owed() -> None:
@@ -41,60 +74,53 @@ def test_it_needs_no_setting_of_its_own() -> None:
 async def test_stored_events_become_users_and_their_deliveries_end(
     connect: Connect, owner: Connection, people: People, database_url: DatabaseUrl
 ) -> None:
-    loaded = load([SERVICE], [SERVICE], {"ROWCLAIM_DATABASE_URL": database_url()})
-    async with Process.open("tests", [SERVICE], loaded, logs) as process:
-        assert SERVICE.consume is not None
-        consumption = await SERVICE.consume(process)
-        assert (list(consumption.sweeps), list(consumption.jobs)) == ([], [])
-        (worker,) = consumption.workers
-        await inbox.subscribe(await connect(ROLE), SERVICE.name, SERVICE.subscriptions)
-        many = [
+    ingress = await connect("rowclaim_ingress")
+    await inbox.subscribe(await connect(ROLE), SERVICE.name, SERVICE.subscriptions)
+    await arrive(
+        ingress,
+        [
             Arrival("clerk", f"msg_{nth}", "user.created", body("created", user(user_id=f"user_{nth}")))
             for nth in range(BATCH_MAX + 1)
-        ]
-        await arrive(await connect("rowclaim_ingress"), many)
+        ],
+    )
+    async with consuming(database_url()) as consumption:
+        assert (list(consumption.sweeps), list(consumption.jobs)) == ([], [])
+        await wait_until(lambda: all_ended(owner), within_s=30, what="two batches are worked off")
         await arrive(
-            await connect("rowclaim_ingress"),
+            ingress,
             [
                 Arrival("clerk", "msg_deleted", "user.deleted", deleted("user_0")),
                 Arrival("clerk", "msg_unreadable", "user.updated", b"{}"),
                 Arrival("clerk", "msg_session", "session.created", b"{}"),
             ],
         )
-        assert [await worker.step() for _ in range(3)] == [BATCH_MAX, 3, 0]
+        consumption.workers[0].ring()
+        await wait_until(lambda: all_ended(owner), within_s=30, what="the rest is worked off")
     assert len(await people()) == BATCH_MAX + 1
     assert (await people())["user_0"] == (None, None, True)
-    states = await owner.fetch(
-        "select e.external_id, d.state, d.parked_reason from webhook_deliveries d join event_ids e on e.id = d.event_id"
-        " where e.external_id in ('msg_7', 'msg_deleted', 'msg_unreadable', 'msg_session') order by 1"
-    )
-    assert [tuple(row) for row in states] == [
-        ("msg_7", "done", None),
-        ("msg_deleted", "done", None),
-        ("msg_unreadable", "parked", "unreadable_body"),
-    ]
+    ended = await states(owner)
+    assert ended.pop("msg_unreadable") == ("parked", "unreadable_body")
+    assert "msg_session" not in ended
+    assert set(ended.values()) == {("done", None)}
 
 
-async def test_a_replay_after_the_deletion_brings_nobody_back(
+async def test_a_dead_processs_event_brings_nobody_back(
     connect: Connect, people: People, database_url: DatabaseUrl, owner: Connection, clock: Clock
 ) -> None:
-    """The delivery of a dead process comes again after its lease, when the user is long gone."""
-    loaded = load([SERVICE], [SERVICE], {"ROWCLAIM_DATABASE_URL": database_url()})
-    db = await connect(ROLE)
-    async with Process.open("tests", [SERVICE], loaded, logs) as process:
-        assert SERVICE.consume is not None
-        (worker,) = (await SERVICE.consume(process)).workers
-        await inbox.subscribe(db, SERVICE.name, SERVICE.subscriptions)
-        await arrive(
-            await connect("rowclaim_ingress"), [Arrival("clerk", "msg_1", "user.created", body("created", user()))]
-        )
-        await owner.execute(
-            "update webhook_deliveries set state = 'in_progress', edge = 'claim', claim_token = claim_token + 1,"
-            " claimed_at = rowclaim_now(), lease_until = rowclaim_now() + interval '30 s'"
-        )
-        await arrive(await connect("rowclaim_ingress"), [Arrival("clerk", "msg_2", "user.deleted", deleted())])
-        assert await worker.step() == 1
+    """Its delivery comes again after the lease, when the user is long gone."""
+    db, ingress = await connect(ROLE), await connect("rowclaim_ingress")
+    await inbox.subscribe(db, SERVICE.name, SERVICE.subscriptions)
+    await arrive(ingress, [Arrival("clerk", "msg_1", "user.created", body("created", user()))])
+    assert len(await claim_deliveries(db, SERVICE.name, limit=1, lease=timedelta(seconds=30), floor=None)) == 1
+    await arrive(ingress, [Arrival("clerk", "msg_2", "user.deleted", deleted())])
+    async with consuming(database_url()) as consumption:
+
+        async def ended(count: int) -> bool:
+            return [state for state, _ in (await states(owner)).values()].count("done") == count
+
+        await wait_until(lambda: ended(1), within_s=30, what="the deletion is worked off")
         await clock.shift(timedelta(seconds=31))
         assert len(await reap_deliveries(db)) == 1
-        assert await worker.step() == 1
+        consumption.workers[0].ring()
+        await wait_until(lambda: ended(2), within_s=30, what="the late event is worked off")
     assert await people() == {USER: (None, None, True)}
