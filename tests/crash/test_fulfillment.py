@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg
@@ -17,7 +18,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from services.fulfillment.flow import SLICE, Fulfillment, Outside
+from services.fulfillment.flow.events import handle
+from services.fulfillment.flow.flush import SLICE, Fulfillment, Outside
+from services.fulfillment.flow.operator import retrigger
 from services.fulfillment.gateway.checkout import StripeCheckout
 from services.fulfillment.gateway.invite import GitHubInviter, InviteSettings, paces
 from services.fulfillment.gateway.mail import open_mailer
@@ -28,7 +31,7 @@ from services.kernel.deliveries import DeliveryWorker, reap_deliveries
 from services.kernel.doors import Door
 from services.kernel.gate import Gates
 from services.kernel.inbox import Subscription
-from services.kernel.pager import LogSender, Pager
+from services.kernel.pager import Pager
 from services.sandbox.control import SandboxControl
 from services.sandbox.embedded.mail import MailSink
 from services.sandbox.embedded.process import free_ports
@@ -118,9 +121,7 @@ class Paid(World):
             gates = Gates(database, pace_s=paces(settings))
             checkout = StripeCheckout(stripe_client(DEFAULT_KEY, http, api_url=self.urls.stripe), gates)
             mailer = open_mailer(SecretStr(self.smtp), gates, sender="shop@example.com", product="The course")
-            outside = Outside(
-                GitHubInviter(settings, http, gates), checkout, mailer, gates, Pager(database, LogSender())
-            )
+            outside = Outside(GitHubInviter(settings, http, gates), checkout, mailer, gates, Pager(database))
             await work(Fulfillment(database, outside, attempt_bound_s=20, stopping=asyncio.Event()))
         await database.close()
 
@@ -145,7 +146,7 @@ class Paid(World):
 
         async def force(fulfillment: Fulfillment) -> None:
             for row in stranded:
-                await fulfillment.retrigger(row["id"], actor="ann", reason="its process died", force=True)
+                await retrigger(fulfillment, row["id"], actor="ann", reason="its process died", force=True)
 
         await self.process(force)
 
@@ -223,7 +224,7 @@ def _session() -> dict[str, Any]:
 
 
 async def _work_off(fulfillment: Fulfillment) -> None:
-    worker = DeliveryWorker(fulfillment.db, SLICE, fulfillment.handle, lease=LEASE, batch_max=20)
+    worker = DeliveryWorker(fulfillment.db, SLICE, partial(handle, fulfillment), lease=LEASE, batch_max=20)
     while await worker.step():
         pass
 
