@@ -11,6 +11,7 @@ from pydantic_core import PydanticUndefined
 from services.kernel.errors import CODES, Stop
 from services.kernel.service import Service
 from services.kernel.settings import FILE, Environment, Settings, variables
+from services.operations.environment import SandboxSettings
 from services.operations.terminal import Terminal
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "docs" / "reference"
@@ -70,7 +71,7 @@ def errors_page() -> str:
 
 
 def settings_page(services: Iterable[Service]) -> str:
-    sections: list[tuple[str, type[Environment]]] = [("Every process", Settings)]
+    sections: list[tuple[str, type[Environment]]] = [("Every process", Settings), ("Newcomers", SandboxSettings)]
     sections += [(f"Slice {service.name}", service.settings) for service in services]
     return "\n".join(
         [
