@@ -15,6 +15,7 @@ from pathlib import Path
 
 import asyncpg
 import httpx
+import jwt
 import pytest
 
 from services.kernel.errors import Stop
@@ -107,6 +108,12 @@ async def test_everything_is_there_dies_with_us_comes_back_and_goes(tmp_path: Pa
         typed = f". {shlex.quote(places['settings'])} && exec {shlex.quote(sys.executable)} -m services doctor --json"
         doctor = await to_end("/bin/sh", "-c", typed, env=dict(os.environ))
         assert doctor.returncode == 0, doctor.stdout + doctor.stderr
+        typed = typed.replace("doctor --json", "token user_1 --role admin")
+        token = await to_end("/bin/sh", "-c", typed, env=dict(os.environ))
+        assert token.returncode == 0, token.stderr
+        assert jwt.get_unverified_header(token.stdout.strip())["alg"] == "RS256"
+        assert places["call"].endswith(f'"authorization: Bearer $(rowclaim token user_1)" {places["http"]}/fulfillment')
+        assert places["settings"] in places["call"]
         assert len(up.leftovers()) >= 7
         up.process.kill()
         await wait_until(lambda: not up.leftovers(), within_s=20, what="everything died with it")
