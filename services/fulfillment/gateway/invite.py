@@ -61,6 +61,8 @@ INVITE_BOUND_S: Final = 12.0
 LOOK_BOUND_S: Final = 5.0
 CHECK_BOUND_S: Final = 5.0
 """A buyer waits for the check, and for whatever stands before it: the pace, too."""
+CHECK_PATIENCE_S: Final = 3.0
+"""Of these for the pace alone: a rush of buyers is let through unchecked rather than put before the invitations."""
 
 PAUSE_MIN_S: Final = 1.0
 PAUSE_MAX_S: Final = 3600.0
@@ -383,7 +385,7 @@ class GitHubInviter:
             return HandleUnknown("no_such_account")
         try:
             async with asyncio.timeout(CHECK_BOUND_S):
-                answer = await self._ask(self._look_up, f"{self._api}/users/{path_segment(handle)}")
+                answer = await self._ask(self._check, f"{self._api}/users/{path_segment(handle)}")
         except TimeoutError:
             return HandleUnverified("timed_out")
         return judge_account(answer, handle)
@@ -594,6 +596,10 @@ class GitHubInviter:
 
     @vendor(GATE, bound_s=LOOK_BOUND_S)
     async def _look_up(self, url: str) -> httpx.Response:
+        return await self._http.get(url, headers=self._headers)
+
+    @vendor(GATE, bound_s=CHECK_BOUND_S, patience_s=CHECK_PATIENCE_S)
+    async def _check(self, url: str) -> httpx.Response:
         return await self._http.get(url, headers=self._headers)
 
 
