@@ -183,6 +183,9 @@ async def force(fulfillment: Fulfillment, purchase: int) -> None:
 
 ACTS: Final[dict[str, Act]] = {"flush": flush, "webhook": webhook, "retrigger": again, "force": force}
 NEED_A_ROW: Final = {"retrigger", "force"}
+RETRIGGERS: Final = ("retrigger_pending", "retrigger_failed")
+BY_HAND: Final = {"retrigger": RETRIGGERS, "force": (*RETRIGGERS, "force_in_progress", "force_delivered")}
+"""A person's edges, by the acts that may take them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +363,10 @@ class Theatre:
         found = breaches(wrote, world)
         failed = {name: result for name, result in played.results.items() if isinstance(result, BaseException)}
         found += [f"{name} raised {error!r}" for name, error in failed.items() if not isinstance(error, Refusal)]
+        for one in wrote:
+            act = scenario.acts[int(one.actor.removeprefix("actor "))]
+            if one.moved and one.fence is Fence.PERSON and one.edge not in BY_HAND.get(act, ()):
+                found.append(f"{act} took {one.edge}")
         by_hand = sum(one.moved and one.edge.startswith(("retrigger", "force")) for one in wrote)
         if (actions := await self.owner.fetchval("select count(*) from admin_actions")) != by_hand:
             found.append(f"{by_hand} writes of a person, {actions} kept")
