@@ -15,15 +15,21 @@ import structlog
 from services.fulfillment import store
 from services.fulfillment.machine import (
     AccessMail,
+    ChargeAnswer,
     Config,
     Delivered,
+    HandleAnswer,
+    InvitationQuery,
+    InvitationStanding,
     InviteRequest,
     MailAnswer,
     MailNotSent,
     MailSent,
+    NewSession,
     Outcome,
     Pause,
     SessionAnswer,
+    SessionOpened,
     Terminal,
     Transient,
 )
@@ -67,12 +73,26 @@ class Inviter(Protocol):
         ...
 
     async def invite(self, request: InviteRequest) -> Outcome: ...
+    async def check(self, handle: str) -> HandleAnswer:
+        """Whether anybody can be delivered to under this handle; within five seconds, the wait for the pace
+        included."""
+        ...
+
+    async def standing(self, query: InvitationQuery) -> InvitationStanding:
+        """What became of an invitation. Changes nothing."""
+        ...
 
 
 class Checkout(Protocol):
-    """Fetches a Checkout Session as it is now. Raises nothing."""
+    """Opens Checkout Sessions, and looks payments up as they are now. Raises nothing."""
 
+    async def open(self, new: NewSession) -> SessionOpened: ...
     async def fetch(self, session_id: str) -> SessionAnswer: ...
+    async def session_of_payment(self, payment_id: str) -> SessionAnswer:
+        """The Session in which a payment was made."""
+        ...
+
+    async def charge(self, charge_id: str) -> ChargeAnswer: ...
 
 
 class Mailer(Protocol):
