@@ -6,20 +6,11 @@ is a ``ValidationError``, which parks the event instead of guessing.
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from schemas.text import Text
 
 BIGINT_MAX = 2**63 - 1
-
-
-def _storable(text: str) -> str:
-    """JSON can say what PostgreSQL's text cannot hold: a NUL, half a surrogate pair."""
-    if "\0" in text:
-        raise ValueError("holds a NUL")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError("is no Unicode text") from None
-    return text
 
 
 def _none_if_empty(value: object) -> object:
@@ -27,7 +18,6 @@ def _none_if_empty(value: object) -> object:
     return None if value == "" else value
 
 
-Text = Annotated[str, AfterValidator(_storable)]
 OptionalText = Annotated[Text | None, BeforeValidator(_none_if_empty)]
 
 
