@@ -70,8 +70,8 @@ async def record_purchase(tx: Tx, new: NewPurchase) -> bool:
     return changed == 1
 
 
-# The first instant and its word are kept, however many events follow. The state is left alone: a pending purchase can no
-# longer be claimed, one in progress is finished by its attempt, and what was handed out is a person's to take back.
+# The first instant and its word are kept, however many events follow. The state is left alone: a pending purchase can
+# no longer be claimed, one in progress is finished by its attempt, what was handed out is a person's to take back.
 REVOKE_PAID_BY: Final[LiteralString] = """
 update purchases set revoked_at = coalesce(revoked_at, rowclaim_now()), revoked_why = coalesce(revoked_why, $2)
 where stripe_payment_id = $1"""

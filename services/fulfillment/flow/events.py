@@ -105,7 +105,7 @@ class _Batch:
             case never:
                 assert_never(never)
 
-    # ------------------------------------------------------------------------------------------ a payment was taken back
+    # ----------------------------------------------------------------------------------------- a payment was taken back
     async def _charge(self, delivery: Delivery, charge_id: str, why: str) -> Verdict:
         if charge_id not in self._charges:
             self._charges[charge_id] = await self.fulfillment.outside.checkout.charge(charge_id)
