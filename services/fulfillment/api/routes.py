@@ -39,9 +39,7 @@ def _buyers(router: APIRouter, wired: Wired) -> APIRouter:
     ) -> wire.CheckoutSession:
         """Open a Checkout Session. The username is checked first: what GitHub denies is refused, and whatever it
         cannot say stops no sale."""
-        opened = await checkout.open_session(
-            wired(), who.user_id, asked.github_username, client_key=idempotency_key
-        )
+        opened = await checkout.open_session(wired(), who.user_id, asked.github_username, client_key=idempotency_key)
         return wire.CheckoutSession(id=opened.id, url=opened.url)
 
     @router.get("/fulfillment")

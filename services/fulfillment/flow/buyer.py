@@ -61,7 +61,10 @@ def refusal_of(purchase: OwnPurchase | None, handle: str) -> Refusal | None:
     if purchase.cooldown_until is not None:
         until = purchase.cooldown_until.isoformat().replace("+00:00", "Z")
         return Refusal(
-            "fulfillment_cooldown", f"until {until}", retry_after_s=purchase.cooldown_s, members={"cooldownUntil": until}
+            "fulfillment_cooldown",
+            f"until {until}",
+            retry_after_s=purchase.cooldown_s,
+            members={"cooldownUntil": until},
         )
     return None
 

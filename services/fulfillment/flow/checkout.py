@@ -28,9 +28,7 @@ CHECK_PAGE: Final = f"{SLICE}:handle_check"
 CHECKOUT_PAGE: Final = f"{SLICE}:checkout"
 
 
-async def open_session(
-    fulfillment: Fulfillment, user_id: str, handle: str | None, *, client_key: str | None
-) -> Opened:
+async def open_session(fulfillment: Fulfillment, user_id: str, handle: str | None, *, client_key: str | None) -> Opened:
     """Open a Checkout Session for a user who wants ``handle`` invited; None: they have no account yet, and it is not
     looked up.
 
