@@ -61,8 +61,9 @@ def statement_runs(server: Server, covered: Sequence[Covered]) -> Iterator[Run]:
         found = asyncio.run(sound_mutants(server, text))
         tests = sorted((test for test in covered if text in test.queries), key=lambda test: test.seconds)
         assert tests or not found, f"{module}.{constant} is run by no test"
-        # The law of claims first: it is made to notice. Then what is about the statements themselves.
-        tests.sort(key=lambda test: ("conformance/" not in test.test, "/test_store.py" not in test.test))
+        # What is about this module first, then the law of claims: they are made to notice.
+        mirror = f"tests/{module.removeprefix('services.').replace('.', '/test_')}.py"
+        tests.sort(key=lambda test: (not test.test.startswith(mirror), "conformance/" not in test.test))
         nodes = [test.test for test in tests[:TESTS_MAX]]
         for mutant in found:
             prepare = replacing(server, module, constant, mutant.text)
