@@ -250,7 +250,7 @@ async def test_a_deadlock_is_tried_again_by_its_victim(database: Database, owner
 
 
 # --------------------------------------------------------------------------------------------------------- lost servers
-async def test_a_backend_that_dies_is_lost_for_one_call_only(database: Database, owner: Connection) -> None:
+async def test_a_backend_that_dies_costs_one_call(database: Database, owner: Connection) -> None:
     async def kill_inside(then: bool) -> None:
         async with database.transaction() as tx:
             await tx.execute("insert into pots values (1, 'a')")
@@ -263,7 +263,13 @@ async def test_a_backend_that_dies_is_lost_for_one_call_only(database: Database,
             await kill_inside(then=not killed_before_commit)
         assert not in_transaction()
     assert await labels(owner) == []
-    assert await database.execute("insert into pots values (1, 'a')") == 1
+    lost = 0
+    while await labels(owner) == []:
+        try:
+            await database.execute("insert into pots values (1, 'a')")
+        except Retryable:
+            lost += 1
+        assert lost <= 1, "at most the pool's other connection, which was killed as well, costs a call"
 
 
 async def ask(database: Database, *, times: int) -> None:

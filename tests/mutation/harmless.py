@@ -40,6 +40,11 @@ def _all() -> Iterator[tuple[str, str]]:
         "ingress.store.ARRIVE without `f.id is null`",
         "a fresh event is not in the snapshot that is searched: the condition only spares the search",
     )
+    yield "kernel.gate.SUCCEED without `refusals > 0`", "it only spares a write that changes nothing"
+    yield (
+        "operations.store.OLD_TRANSACTIONS without `backend_type = 'client backend'`",
+        "the server's own workers cannot be made to hold a transaction open",
+    )
     yield (
         "operations.store.CAUGHT_UP without `caught_up_at is null`",
         "it is only told of subscriptions that were not caught up with",
