@@ -12,7 +12,12 @@ ONLY_HELD_ROWS_HAVE_A_LEASE: Final = "only a row in progress has a lease; the st
 PRUNES: Final = "an event has one body: the instant only tells the planner in which partition"
 
 
+CONTROLS: Final = ("control: a statement as it is", "control: the schema as it is")
+
+
 def _all() -> Iterator[tuple[str, str]]:
+    for control in CONTROLS:
+        yield control, "nothing is gone: were a test to die here, none that dies elsewhere would tell anything"
     for claim in ("fulfillment.store.CLAIM_OLDEST", "fulfillment.store.CLAIM_DEFERRED"):
         yield f"{claim} without `p.claim_token = next.claim_token`", PINNED
     yield "kernel.deliveries.CLAIM_DELIVERIES without `d.claim_token = next.claim_token`", PINNED
