@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from services.kernel.errors import Invariant, Refusal, Retryable, Stop
+from services.kernel.errors import CODES, Invariant, Refusal, Retryable, Stop
 from services.operations import web
 from tests.waiting import wait_until
 
@@ -106,7 +106,7 @@ async def test_not_now_is_a_503_with_a_wait() -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     assert answer.json() == {
         "type": "urn:rowclaim:error:database_unavailable",
-        "title": "The database did not answer; the sender may try again.",
+        "title": CODES["database_unavailable"].sentence,
         "status": 503,
         "code": "database_unavailable",
         "detail": "TimeoutError",
