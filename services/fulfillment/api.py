@@ -5,7 +5,9 @@ from typing import Annotated, Protocol, TypeVar
 
 import typer
 
-from services.fulfillment.flow import FlushReport, Fulfillment, Retriggered
+from services.fulfillment.flow import operator
+from services.fulfillment.flow.flush import FlushReport, Fulfillment
+from services.fulfillment.flow.operator import Retriggered
 from services.kernel.service import CommandLine
 
 T = TypeVar("T")
@@ -42,7 +44,8 @@ def make_commands(in_process: InProcess) -> typer.Typer:
         """Set one purchase back to pending, then flush. A closed gate stays closed: the answer says until when."""
         line: CommandLine = context.obj
         done = in_process(
-            line, lambda fulfillment: fulfillment.retrigger(purchase, actor=line.actor, reason=reason, force=force)
+            line,
+            lambda fulfillment: operator.retrigger(fulfillment, purchase, actor=line.actor, reason=reason, force=force),
         )
         line.show(_retriggered(done), as_json=as_json)
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Final, TypeVar
 
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from services.fulfillment.api import make_commands
-from services.fulfillment.flow import SLICE, Fulfillment, Outside
+from services.fulfillment.flow import events
+from services.fulfillment.flow.flush import SLICE, Fulfillment, Outside
 from services.fulfillment.gateway.checkout import open_checkout
 from services.fulfillment.gateway.invite import InviteSettings, open_inviter, paces
 from services.fulfillment.gateway.mail import open_mailer
@@ -67,7 +69,9 @@ async def consume(runtime: Runtime) -> Consumption:
     settings = runtime.slice_settings(FulfillmentSettings)
     fulfillment = await open_fulfillment(runtime)
     lease = timedelta(seconds=settings.delivery_lease_s)
-    deliveries = DeliveryWorker(fulfillment.db, SLICE, fulfillment.handle, lease=lease, batch_max=BATCH_MAX)
+    deliveries = DeliveryWorker(
+        fulfillment.db, SLICE, partial(events.handle, fulfillment), lease=lease, batch_max=BATCH_MAX
+    )
 
     async def flush() -> Mapping[str, int]:
         return (await fulfillment.flush()).counts()

@@ -57,6 +57,8 @@ class InviteRequest:
     """The account this handle belonged to when it was checked before the payment; None: it was not checked."""
     ask_first: bool
     """The latest call's fate is unknown: look whether it arrived before sending again."""
+    replaces: int | None = None
+    """The id of an invitation that ran out unaccepted: it is removed before a new one is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,63 @@ class Config:
 Outcome = Delivered | Terminal | Transient | Config
 
 
+# ------------------------------------------------------------------------------------------ the handle before the money
+@dataclass(frozen=True, slots=True)
+class HandleKnown:
+    """Somebody who can be delivered to. ``handle`` in the vendor's own letter case."""
+
+    handle: str
+    account_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HandleUnknown:
+    """The vendor denies it: nobody has it, or an account that can never accept."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandleUnverified:
+    """The vendor could not say, or was not asked. A check that is away must not stop a sale."""
+
+    code: str
+    our_fault: bool = False
+    """Our token is refused: an operator must know."""
+
+
+HandleAnswer = HandleKnown | HandleUnknown | HandleUnverified
+
+
+# ------------------------------------------------------------------------------------- what became of the invitation
+@dataclass(frozen=True, slots=True)
+class InvitationQuery:
+    """An invitation that nobody has decided for a week."""
+
+    handle: str
+    account_id: int | None
+    """Whom the vendor invited."""
+    invitation_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The person has access."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The person may still accept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """It ran out, or is gone, and the person has no access."""
+
+
+InvitationStanding = Accepted | Open | Expired | Transient | Config
+
+
 # ----------------------------------------------------------------------------------------------- the payment looked up
 @dataclass(frozen=True, slots=True)
 class Fetched:
@@ -153,6 +212,53 @@ class SessionMisconfigured:
 
 
 SessionAnswer = Fetched | SessionMissing | SessionTrouble | SessionMisconfigured
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """What is to be sold to whom."""
+
+    user_id: str
+    handle: str | None
+    """None: the buyer has no account yet, and chose to pay all the same."""
+    account_id: int | None
+    email: str | None
+    customer_id: str | None
+    """The buyer at the payments' vendor, if known; the e-mail is then the vendor's to know."""
+    idempotency_key: str | None
+    """Ours, made of the client's: a repetition opens the same Session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A Session in which the buyer can pay, at ``url``."""
+
+    id: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReused:
+    """The idempotency key was used for another request."""
+
+
+SessionOpened = Opened | KeyReused | SessionTrouble | SessionMisconfigured
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """A charge as it is now. ``taken_back``: wholly refunded, or disputed."""
+
+    payment_id: str | None
+    taken_back: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChargeMissing:
+    """The vendor does not know this id, or answers something else than a charge."""
+
+
+ChargeAnswer = Charge | ChargeMissing | SessionTrouble | SessionMisconfigured
 
 
 # ------------------------------------------------------------------------------------------------------------ the mail

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg
@@ -17,7 +18,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from services.fulfillment.flow import SLICE, Fulfillment, Outside
+from services.fulfillment.flow.events import handle
+from services.fulfillment.flow.flush import SLICE, Fulfillment, Outside
+from services.fulfillment.flow.operator import retrigger
 from services.fulfillment.gateway.checkout import StripeCheckout
 from services.fulfillment.gateway.invite import GitHubInviter, InviteSettings, paces
 from services.fulfillment.gateway.mail import open_mailer
@@ -145,7 +148,7 @@ class Paid(World):
 
         async def force(fulfillment: Fulfillment) -> None:
             for row in stranded:
-                await fulfillment.retrigger(row["id"], actor="ann", reason="its process died", force=True)
+                await retrigger(fulfillment, row["id"], actor="ann", reason="its process died", force=True)
 
         await self.process(force)
 
@@ -223,7 +226,7 @@ def _session() -> dict[str, Any]:
 
 
 async def _work_off(fulfillment: Fulfillment) -> None:
-    worker = DeliveryWorker(fulfillment.db, SLICE, fulfillment.handle, lease=LEASE, batch_max=20)
+    worker = DeliveryWorker(fulfillment.db, SLICE, partial(handle, fulfillment), lease=LEASE, batch_max=20)
     while await worker.step():
         pass
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import asyncpg
 import pytest
 
-from services.fulfillment.flow import Fulfillment, Outside
+from services.fulfillment.flow.flush import Fulfillment, Outside
 from services.fulfillment.machine import AccessMail, Fetched, MailAnswer, MailSent, SessionAnswer, SessionMissing
 from services.kernel.gate import Gates
 from services.kernel.pager import LogSender, Pager

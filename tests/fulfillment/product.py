@@ -6,7 +6,7 @@ from urllib.parse import unquote
 import httpx
 from pydantic import SecretStr
 
-from services.fulfillment.flow import Inviter
+from services.fulfillment.flow.flush import Inviter
 from services.fulfillment.gateway.invite import GATE, GitHubInviter, InviteSettings
 from services.kernel.gate import Gates
 from services.vendors.http import http_client

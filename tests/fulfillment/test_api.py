@@ -10,7 +10,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from services.fulfillment.api import make_commands
-from services.fulfillment.flow import FlushReport, Retriggered, Stopped
+from services.fulfillment.flow import operator
+from services.fulfillment.flow.flush import FlushReport, Stopped
+from services.fulfillment.flow.operator import Retriggered
 from services.fulfillment.machine import FulfillmentState
 
 UNTIL = datetime(2026, 12, 1, 9, 30, tzinfo=UTC)
@@ -36,10 +38,6 @@ class Typed:
         self.asked.append(("flush", (), {}))
         return REPORT
 
-    async def retrigger(self, *given: Any, **named: Any) -> Retriggered:
-        self.asked.append(("retrigger", given, named))
-        return Retriggered(given[0], FulfillmentState.FAILED, FulfillmentState.PENDING, REPORT)
-
     def show(self, result: object, *, as_json: bool) -> None:
         self.shown.append((result, as_json))
 
@@ -60,8 +58,20 @@ def test_flush_shows_counts_and_why_it_ended(as_json: bool) -> None:
     assert typed.shown == [({"stopped": Stopped.GATE_CLOSED, "closed_until": UNTIL} | COUNTS, as_json)]
 
 
-def test_a_retrigger_says_who_typed_it_and_shows_how_the_purchase_stands() -> None:
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """A command line whose re-triggers are written down."""
     typed = Typed()
+
+    async def retrigger(_: object, *given: Any, **named: Any) -> Retriggered:
+        typed.asked.append(("retrigger", given, named))
+        return Retriggered(given[0], FulfillmentState.FAILED, FulfillmentState.PENDING, REPORT)
+
+    monkeypatch.setattr(operator, "retrigger", retrigger)
+    return typed
+
+
+def test_a_retrigger_says_who_typed_it_and_shows_how_the_purchase_stands(typed: Typed) -> None:
     assert typed.run("retrigger", "42").exit_code == 0
     assert typed.asked == [("retrigger", (42,), {"actor": "op@desk", "reason": None, "force": False})]
     ((shown, as_json),) = typed.shown
@@ -73,15 +83,13 @@ def test_a_retrigger_says_who_typed_it_and_shows_how_the_purchase_stands() -> No
     assert as_json is False
 
 
-def test_force_and_its_reason_are_passed_on() -> None:
-    typed = Typed()
+def test_force_and_its_reason_are_passed_on(typed: Typed) -> None:
     assert typed.run("retrigger", "42", "--force", "--reason", "mail never came", "--json").exit_code == 0
     ((_, _, named),) = typed.asked
     assert (named["force"], named["reason"]) == (True, "mail never came")
     assert typed.shown[0][1] is True
 
 
-def test_a_purchase_is_a_number() -> None:
-    typed = Typed()
+def test_a_purchase_is_a_number(typed: Typed) -> None:
     assert typed.run("retrigger", "octocat").exit_code == 2
     assert typed.asked == []

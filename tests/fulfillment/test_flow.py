@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from services.fulfillment import store
-from services.fulfillment.flow import Stopped
+from services.fulfillment.flow.flush import Stopped
+from services.fulfillment.flow.operator import retrigger
 from services.fulfillment.machine import FulfillmentState, MailNotSent
 from services.kernel.errors import Invariant, Refusal, Retryable
 from tests.fixtures.database import Clock, Connection
@@ -211,7 +212,7 @@ async def test_a_flush_that_lost_its_row_writes_nothing_mails_nobody_and_stops(
     slow.vendor.say("slow", Says.NO, Says.YES)  # attempt 2 is answered first: it gets the refusal
     flush = asyncio.create_task(slow.fulfillment.flush())
     await wait_until(lambda: calls == 1, within_s=10, what="attempt 1 is in its call")
-    await desk.fulfillment.retrigger(purchase, actor="op@desk", reason="looks stuck", force=True)
+    await retrigger(desk.fulfillment, purchase, actor="op@desk", reason="looks stuck", force=True)
     settled = await purchases.row(purchase)
     assert (settled["fulfillment_state"], settled["fulfillment_attempts"]) == (FAILED, 2)
     mails = len(desk.post.mails)
@@ -303,7 +304,7 @@ async def test_every_delivery_moves_its_instant_forward(start: Start, purchases:
     await purchases.age(purchase, timedelta(hours=1))
     before = (await purchases.row(purchase))["fulfilled_at"]
     process.vendor.say("octocat", Says.HAD_IT)
-    await process.fulfillment.retrigger(purchase, actor="op@desk", reason="asked again", force=True)
+    await retrigger(process.fulfillment, purchase, actor="op@desk", reason="asked again", force=True)
     row = await purchases.row(purchase)
     assert (row["fulfillment_state"], row["already_had_access"]) == (DELIVERED, True)
     assert row["fulfilled_at"] >= before + timedelta(minutes=59)
@@ -484,7 +485,7 @@ async def test_a_pending_or_failed_purchase_is_attempted_once_more(
     purchase = await purchases.add(fulfillment_state=state, claim_token=4, **given, **slow)
     process = await start()
     process.vendor.say("octocat", Says.TROUBLE)
-    done = await process.fulfillment.retrigger(purchase, actor="op@desk", reason=None, force=False)
+    done = await retrigger(process.fulfillment, purchase, actor="op@desk", reason=None, force=False)
     assert (done.before, done.after, done.report.attempted) == (state, PENDING, 1)
     row = await purchases.row(purchase)
     assert (row["claim_token"], row["fulfillment_attempts"], row["edge"]) == (6, 1, "put_back")
@@ -508,7 +509,7 @@ async def test_without_force_what_a_flush_owns_or_has_delivered_is_refused(
     before = await purchases.row(purchase)
     process = await start()
     with pytest.raises(Refusal, match="fulfillment_not_requeueable"):
-        await process.fulfillment.retrigger(purchase, actor="op@desk", reason="why not", force=False)
+        await retrigger(process.fulfillment, purchase, actor="op@desk", reason="why not", force=False)
     assert await purchases.row(purchase) == before
     assert (process.vendor.calls, process.vendor.questions) == ([], [])
     assert await owner.fetchval("select count(*) from admin_actions") == 0
@@ -520,7 +521,7 @@ async def test_with_force_and_a_reason_any_purchase_is_sent_again(
 ) -> None:
     purchase = await _in(purchases, state)
     process = await start()
-    done = await process.fulfillment.retrigger(purchase, actor="op@desk", reason=" stranded ", force=True)
+    done = await retrigger(process.fulfillment, purchase, actor="op@desk", reason=" stranded ", force=True)
     assert (done.before, done.after, done.report.delivered) == (state, DELIVERED, 1)
     assert (await purchases.row(purchase))["fulfillment_attempts"] == 1
     assert bool(process.vendor.questions) == (state == IN_PROGRESS), "a stranded attempt may have arrived: ask first"
@@ -532,7 +533,7 @@ async def test_force_does_not_pass_a_closed_gate(start: Start, purchases: Purcha
     purchase = await _in(purchases, DELIVERED)
     process = await start()
     await process.gates.close(process.fulfillment.outside.inviter.gate, timedelta(minutes=5), "by hand", "op")
-    done = await process.fulfillment.retrigger(purchase, actor="op@desk", reason="again", force=True)
+    done = await retrigger(process.fulfillment, purchase, actor="op@desk", reason="again", force=True)
     assert (done.after, done.report.stopped, process.vendor.calls) == (PENDING, Stopped.GATE_CLOSED, [])
     assert done.report.closed_until is not None
 
@@ -555,7 +556,7 @@ async def test_a_force_that_cannot_be_is_refused_and_leaves_no_trace(
     process = await start()
     target = {"there": there, "revoked": revoked, "nowhere": 999_999}[which]
     with pytest.raises(Refusal) as refused:
-        await process.fulfillment.retrigger(target, actor="op@desk", reason=reason, force=True)
+        await retrigger(process.fulfillment, target, actor="op@desk", reason=reason, force=True)
     assert refused.value.code.name == code
     assert await purchases.states() == [FAILED, PENDING]
     assert await owner.fetchval("select count(*) from admin_actions") == 0

@@ -3,11 +3,13 @@
 import asyncio
 import json
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
 from services.fulfillment.consumer import SERVICE, FulfillmentSettings
+from services.fulfillment.flow import events
 from services.fulfillment.machine import (
     Fetched,
     FulfillmentState,
@@ -34,7 +36,7 @@ def event(session_id: str, *, kind: str = COMPLETED, event_id: int = 1, attempt:
 
 
 async def handled(process: Process, *batch: Delivery) -> list[Verdict]:
-    verdicts = await process.fulfillment.handle(batch)
+    verdicts = await events.handle(process.fulfillment, batch)
     assert set(verdicts) == {delivery.event_id for delivery in batch}
     return [verdicts[delivery.event_id] for delivery in batch]
 
@@ -243,7 +245,9 @@ async def _subscribed(process: Process) -> DeliveryWorker:
     """The worker of a process that is owed what arrives; nobody rings it."""
     db = process.fulfillment.db
     await subscribe(db, "fulfillment", [Subscription("stripe", COMPLETED)])
-    return DeliveryWorker(db, "fulfillment", process.fulfillment.handle, lease=timedelta(seconds=30), batch_max=20)
+    return DeliveryWorker(
+        db, "fulfillment", partial(events.handle, process.fulfillment), lease=timedelta(seconds=30), batch_max=20
+    )
 
 
 async def _store(connect: Connect, session_id: str, event_id: str) -> None:

@@ -25,7 +25,7 @@ import json
 import httpx
 from pydantic import SecretStr
 
-from services.fulfillment.flow import Inviter
+from services.fulfillment.flow.flush import Inviter
 from services.fulfillment.gateway.invite import GATE, InviteSettings, LicenceKeys
 from services.kernel.gate import Gates
 from services.vendors.http import http_client

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
 from services.fulfillment.consumer import SERVICE, open_fulfillment
-from services.fulfillment.flow import Fulfillment, Stopped
+from services.fulfillment.flow.events import handle
+from services.fulfillment.flow.flush import Fulfillment, Stopped
 from services.fulfillment.machine import FulfillmentState
 from services.ingress.store import Arrival, arrive
 from services.kernel.db import Database
@@ -91,7 +93,7 @@ async def _told(
         fulfillment = await open_fulfillment(runtime)
         await subscribe(fulfillment.db, SERVICE.name, SERVICE.subscriptions)
         worker = DeliveryWorker(
-            fulfillment.db, SERVICE.name, fulfillment.handle, lease=timedelta(seconds=30), batch_max=20
+            fulfillment.db, SERVICE.name, partial(handle, fulfillment), lease=timedelta(seconds=30), batch_max=20
         )
         yield Story(house, control, await connect("rowclaim_ingress"), owner, fulfillment, worker)
 

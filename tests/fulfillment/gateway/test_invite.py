@@ -641,7 +641,7 @@ def test_only_the_card_can_reach_the_invite() -> None:
     card = (ROOT / "services/fulfillment/consumer.py").read_text(encoding="utf-8")
     assert ".invite(" not in card
     callers = [one.place for one in modules(ROOT, "services/fulfillment") if ".invite(" in one.text]
-    assert callers == ["services/fulfillment/flow.py"]
+    assert callers == ["services/fulfillment/flow/flush.py"]
 
 
 @pytest.mark.promise("F42")

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from aiosmtpd.smtp import Envelope, Session
 
+from services.fulfillment.flow.operator import retrigger
 from services.fulfillment.gateway.mail import SmtpMailer
 from services.fulfillment.machine import AccessMail, FulfillmentState, MailAnswer, MailNotSent, MailSent
 from services.kernel.errors import Retryable
@@ -81,7 +82,7 @@ async def test_a_forced_resend_is_a_second_mail_and_no_claim_of_its_own(
     purchase = await purchases.add("octocat", email="octocat@example.com")
     async with house.process() as fulfillment:
         await fulfillment.flush()
-        await fulfillment.retrigger(purchase, actor="op@desk", reason="never came", force=True)
+        await retrigger(fulfillment, purchase, actor="op@desk", reason="never came", force=True)
     first, second = house.sink.messages
     assert first.recipients == second.recipients == ("octocat@example.com",)
     ids = [mail.parsed()["Message-ID"] for mail in house.sink.messages]

@@ -1,33 +1,22 @@
-"""How a payment becomes access, from the top down: an event arrives, a purchase is recorded, a flush delivers it.
+"""A flush: claim one row, deliver it, write the outcome, ask for the next.
 
-    handle      stored events -> purchases recorded -> one flush -> verdicts
-    flush       claim one row, deliver it, write the outcome, ask for the next
-    retrigger   a person sets one row back to pending, then a flush
-
-What is owed is told by the purchase's own row. Vendors are called outside any transaction; whatever they answer, or do
-not answer, is a value. The flush reports counts and never raises for a vendor's trouble: every caller of it is the side
-effect of something that already happened.
+It reports counts and never raises for a vendor's trouble: every caller of it is the side effect of something that
+already happened.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, Protocol, assert_never
 
 import structlog
-from pydantic import ValidationError
 
-from schemas.stripe import CheckoutSession, FulfillmentMetadata, SessionEvent
 from services.fulfillment import store
 from services.fulfillment.machine import (
-    PURCHASES,
     AccessMail,
     Config,
     Delivered,
-    Fetched,
-    FulfillmentState,
     InviteRequest,
     MailAnswer,
     MailNotSent,
@@ -35,17 +24,13 @@ from services.fulfillment.machine import (
     Outcome,
     Pause,
     SessionAnswer,
-    SessionMisconfigured,
-    SessionMissing,
-    SessionTrouble,
     Terminal,
     Transient,
 )
 from services.kernel import effects
 from services.kernel.claim import WORKER
 from services.kernel.db import Database
-from services.kernel.deliveries import Delivery, Done, NotOurs, Parked, PutBack, Verdict
-from services.kernel.errors import Refusal, Retryable
+from services.kernel.errors import Retryable
 from services.kernel.gate import Closed, Gates
 from services.kernel.pager import Pager, Severity
 from services.kernel.telemetry import unit_of_work
@@ -53,12 +38,9 @@ from services.kernel.telemetry import unit_of_work
 log = structlog.get_logger()
 
 SLICE: Final = "fulfillment"
-STRIPE: Final = "stripe"
 
 CONFIG_PAUSE: Final = timedelta(minutes=15)
 """How long a vendor is left alone after telling us that we are at fault, unless it said until when."""
-STRIPE_BACKOFF: Final = timedelta(seconds=30)
-STRIPE_BACKOFF_MAX: Final = timedelta(minutes=15)
 
 SLOW_TIMEOUTS: Final = 5
 """So many timeouts in a row, with another purchase delivered meanwhile, and a row is slow, not the vendor."""
@@ -67,6 +49,9 @@ DEFERRAL_MAX: Final = timedelta(minutes=15)
 
 UNEXPLAINED_LOGINS: Final = 3
 """So many different buyers refused without a known reason, one after another, and it is not the buyers."""
+
+FLUSHED_WITHIN_S: Final = 25.0
+"""How long an answer waits for the flush it caused; what is not delivered by then is shown as it stands."""
 
 NO_HANDLE: Final = Terminal("no_handle", "No GitHub handle was recorded for this purchase.")
 TIMED_OUT: Final = Transient("timed_out", "The attempt ran into its bound.", ask_first=True, timed_out=True)
@@ -107,7 +92,7 @@ class Outside:
     pager: Pager
 
 
-# --------------------------------------------------------------------------------------------------------- the reports
+# ---------------------------------------------------------------------------------------------------------- the report
 class Stopped(StrEnum):
     """Why a flush ended."""
 
@@ -149,17 +134,7 @@ class FlushReport:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Retriggered:
-    """A person's re-trigger: how the purchase stood before, how it stands after the flush, and that flush."""
-
-    purchase_id: int
-    before: FulfillmentState
-    after: FulfillmentState
-    report: FlushReport
-
-
-# ----------------------------------------------------------------------------------------------------------- the verbs
+# ----------------------------------------------------------------------------------------------------------- the flush
 @dataclass(slots=True)
 class Fulfillment:
     """One process's fulfillment: at most one of its flushes runs at a time."""
@@ -170,84 +145,6 @@ class Fulfillment:
     stopping: asyncio.Event
     _flushing: "asyncio.Task[FlushReport] | None" = field(default=None, init=False)
     _again: "asyncio.Task[FlushReport] | None" = field(default=None, init=False)
-
-    async def handle(self, batch: Sequence[Delivery]) -> Mapping[int, Verdict]:
-        """Record what a batch of checkout events paid for, flush once, then say what became of each event.
-
-        A delivery is done only after its flush returned: a process that dies in between is handed the event again.
-        """
-        verdicts: dict[int, Verdict] = {}
-        owed = False
-        for delivery in batch:
-            if self.stopping.is_set():
-                verdicts[delivery.event_id] = PutBack()
-                continue
-            with unit_of_work(event_id=delivery.event_id, claim_token=delivery.claim_token):
-                verdicts[delivery.event_id], paid = await self._record(delivery)
-            owed = owed or paid
-        if owed and (await self.flush()).stopped is Stopped.STOPPING:
-            # Nothing else would flush what is left: purchases are not polled. Another process takes the events up.
-            return {event: PutBack() if verdict == Done() else verdict for event, verdict in verdicts.items()}
-        return verdicts
-
-    async def _record(self, delivery: Delivery) -> tuple[Verdict, bool]:
-        """One event: fetch its Session, record its purchase; whether the Session is paid."""
-        try:
-            reference = SessionEvent.model_validate_json(delivery.body or b"").data.object
-        except ValidationError:
-            return Parked("unreadable_body"), False
-        # Of the event only the id is believed: two events of one second have no order, and a body is old.
-        match await self.outside.checkout.fetch(reference.id):
-            case Fetched(found):
-                await self.outside.pager.resolve(f"{SLICE}:{STRIPE}")
-                return await self._record_session(found)
-            case SessionMissing():
-                return Parked("unknown_session"), False
-            case SessionTrouble(code):
-                log.warning("fulfillment.session_not_fetched", code=code)
-            case SessionMisconfigured(code):
-                log.error("fulfillment.session_not_fetched", code=code)
-                await self.outside.gates.close(STRIPE, CONFIG_PAUSE, code, WORKER)
-                await self.outside.pager.page(
-                    f"{SLICE}:{STRIPE}",
-                    Severity.ERROR,
-                    f"Stripe refuses fulfillment's key ({code}): no purchase is recorded.",
-                )
-            case never:
-                assert_never(never)
-        return PutBack(min(STRIPE_BACKOFF * 2 ** min(delivery.attempt - 1, 16), STRIPE_BACKOFF_MAX)), False
-
-    async def _record_session(self, found: object) -> tuple[Verdict, bool]:
-        try:
-            session = CheckoutSession.model_validate(found)
-            if session.rowclaim_slice is None:
-                return Parked("unmarked_object"), False
-            if session.rowclaim_slice != SLICE:
-                return NotOurs(), False
-            wanted = FulfillmentMetadata.model_validate(session.metadata)
-        except ValidationError:
-            return Parked("unreadable_session"), False
-        match session.payment_status:
-            case "unpaid":  # complete, and yet nothing is owed: a bank transfer may still fail; its success is an event
-                return Done(), False
-            case "paid" | "no_payment_required":
-                pass
-            case _:
-                return Parked("unreadable_session"), False
-        # Its own commit, before any call: whatever happens from here on, the row tells what is owed.
-        await store.record_purchase(
-            self.db,
-            store.NewPurchase(
-                stripe_session_id=session.id,
-                user_id=session.client_reference_id,
-                email=session.email,
-                github_handle=wanted.github_username,
-                github_account_id=wanted.github_account_id,
-                amount_minor=session.amount_total,
-                currency=session.currency,
-            ),
-        )
-        return Done(), True
 
     async def flush(self) -> FlushReport:
         """Deliver what is pending, oldest first, one row at a time; the report of a flush that began after this call.
@@ -261,6 +158,19 @@ class Fulfillment:
             return await asyncio.shield(self._flushing)
         self._again = asyncio.create_task(self._flush_after(self._flushing))
         return await asyncio.shield(self._again)
+
+    async def flushed(self, within_s: float = FLUSHED_WITHIN_S) -> FlushReport | None:
+        """A flush's report, for an answer that has to show what it did; None: it goes on, without the caller."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self.flush()
+        except TimeoutError:
+            return None
+
+    async def drain(self) -> None:
+        """Wait for the flushes in hand: at a stop they claim nothing more, and finish the attempt they are in."""
+        while running := [task for task in (self._flushing, self._again) if task is not None and not task.done()]:
+            await asyncio.wait(running)
 
     async def _flush_after(self, running: "asyncio.Task[FlushReport]") -> FlushReport:
         await asyncio.wait({running})
@@ -429,34 +339,3 @@ class Fulfillment:
                 log.warning("fulfillment.mail_not_sent", code=code)
             case never:
                 assert_never(never)
-
-    async def retrigger(self, purchase_id: int, *, actor: str, reason: str | None, force: bool) -> Retriggered:
-        """Set a purchase back to pending on a person's word, keep who and why, then flush.
-
-        Without force only a pending or failed one; with force also one that is in progress (its flush, if it lives,
-        loses it) or delivered (it is sent again). Raises Refusal: ``fulfillment_reason_missing`` (force without one),
-        ``fulfillment_purchase_unknown``, ``fulfillment_not_requeueable``.
-        """
-        if force and not (reason or "").strip():
-            raise Refusal("fulfillment_reason_missing")
-        async with self.db.transaction() as tx:
-            requeued = await store.requeue(tx, purchase_id, force=force)
-            if requeued is None:
-                stands = await store.find_state(tx, purchase_id)
-                if stands is None:
-                    raise Refusal("fulfillment_purchase_unknown", str(purchase_id))
-                why = "revoked" if stands.revoked_at else stands.fulfillment_state.value
-                raise Refusal("fulfillment_not_requeueable", f"purchase {purchase_id} is {why}")
-            before = FulfillmentState(PURCHASES.edges[requeued.edge].source or "")
-            await store.record_action(
-                tx,
-                actor=actor,
-                verb="fulfillment.force" if force else "fulfillment.retrigger",
-                target=f"purchase:{purchase_id}",
-                reason=(reason or "").strip() or "re-triggered",
-                before=before,
-                after=FulfillmentState.PENDING,
-            )
-        report = await self.flush()
-        after = await store.find_state(self.db, purchase_id)
-        return Retriggered(purchase_id, before, after.fulfillment_state if after else FulfillmentState.PENDING, report)
