@@ -221,6 +221,8 @@ class Installation:
         return self._known(
             {
                 "ROWCLAIM_SMTP_URL": said["smtp_url"],
+                "ROWCLAIM_INGRESS_STRIPE_API_URL": said["stripe_url"],
+                "ROWCLAIM_INGRESS_STRIPE_API_KEY": said["stripe_api_key"],
                 "ROWCLAIM_FULFILLMENT_STRIPE_API_URL": said["stripe_url"],
                 "ROWCLAIM_FULFILLMENT_STRIPE_API_KEY": said["stripe_api_key"],
                 "ROWCLAIM_FULFILLMENT_GITHUB_API_URL": said["github_url"],

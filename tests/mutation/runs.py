@@ -19,8 +19,6 @@ from services.kernel.doors import Door, Moment
 from tests.crash.child import die_with, fork
 
 WITHIN_S = 120.0
-UNWANTED = ("cacheprovider", "promise-recorder", "faulthandler", "tests.fixtures.leftovers")
-"""Plugins: no mutant's result is a result of the suite, and the servers of the runs beside a run are no leftovers."""
 _WITHOUT = (
     *("cacheprovider", "faulthandler", "threadexception", "unraisableexception"),
     # What a whole suite is judged by: the parent's server outlives each of its children.
