@@ -8,9 +8,9 @@ import pkgutil
 import sys
 
 import services
-from services.kernel.pager import LogSender, PageSender
 from services.kernel.service import Service
 from services.operations.command_line import make_app
+from services.operations.paging import LogSender, PageSender
 from services.operations.process import Process
 from services.operations.terminal import Terminal, finish
 from services.vendors.http import http_client

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from services.__main__ import discover, page_sender
-from services.kernel.pager import LogSender
+from services.operations.paging import LogSender
 from services.operations.process import Process
 from services.operations.terminal import Terminal
 from services.sandbox.embedded.broker import Broker

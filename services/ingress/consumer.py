@@ -14,7 +14,7 @@ from pydantic_settings import SettingsConfigDict
 from starlette.routing import BaseRoute
 
 from services.ingress.api.commands import make_commands
-from services.ingress.api.webhooks import routes
+from services.ingress.api.webhooks import described, routes
 from services.ingress.flow.backfill import History
 from services.ingress.flow.intake import Intake, Outside, Verifier
 from services.ingress.gateway.clerk import ClerkVerifier, is_key
@@ -22,6 +22,7 @@ from services.ingress.gateway.history import open_history
 from services.ingress.gateway.proof import TOLERANCE_S_MAX
 from services.ingress.gateway.stripe import StripeVerifier
 from services.ingress.machine import Source
+from services.kernel.auth import Auth
 from services.kernel.deliveries import DELIVERIES
 from services.kernel.errors import Stop
 from services.kernel.inbox import make_partitions, weeks_ahead
@@ -79,7 +80,7 @@ def verifiers(settings: IngressSettings) -> Mapping[Source, Verifier]:
     }
 
 
-async def serve(runtime: Runtime) -> Sequence[BaseRoute]:
+async def serve(runtime: Runtime, _: Auth) -> Sequence[BaseRoute]:
     """The routes of a serving process. Partitions are made at every boot: one that only serves needs them too."""
     settings = runtime.slice_settings(IngressSettings)
     db = await runtime.database(SERVICE.role)
@@ -114,6 +115,7 @@ SERVICE: Service = Service(
     settings=IngressSettings,
     machines=(DELIVERIES,),
     routes=serve,
+    describe=lambda _: described(),
     consume=consume,
     commands=make_commands(lambda: SERVICE, history),
 )

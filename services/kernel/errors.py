@@ -10,7 +10,7 @@ Outcomes of a vendor are values (each slice's ``machine.py``), never exceptions.
 ``docs/reference/errors.md`` is generated from ``CODES``. Exit codes follow sysexits(3).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,15 +45,37 @@ setting_invalid - 78 A setting has a value that cannot be; correct the variable 
 setting_unknown - 78 A ROWCLAIM_ variable of the environment names no setting; correct it to the name proposed or remove
     it.
 # HTTP
+caller_unknown 500 70 A handler of a public route asked who calls; give the route a kind of caller.
+internal_error 500 - Something nobody foresaw; the log has it under the trace id of the answer's `traceparent`.
 method_not_allowed 405 - The address takes other methods; the header `allow` names them.
 not_found 404 - Nothing is there, or nothing of yours; correct the address.
+rate_limited 429 - Too many requests in a minute; come again after `retry-after` seconds.
 request_invalid 422 - The request is not as described; correct the places named.
+request_not_json 422 - The body is no JSON; send JSON in UTF-8, and say `content-type: application/json`.
+request_too_large 413 - The body is longer than ROWCLAIM_HTTP_BODY_BYTES_MAX; nothing of it was kept.
+request_too_slow 408 - The body did not arrive in time; send it again.
+response_invalid 500 70 An answer of ours is not as described; report it with the log line.
+route_unguarded 500 70 A route is neither guarded nor public; make it by `Auth.routes` or as a PublicRoute.
+route_unwired 500 70 A route that is only described was called; give the serving process the wired one.
+# Tokens
+auth_unconfigured 503 78 No tokens can be checked; set ROWCLAIM_AUTH_ISSUER to the issuer of the users' tokens.
+keys_unavailable 503 75 The issuer's keys could not be fetched; correct ROWCLAIM_AUTH_JWKS_URL or try again later.
+role_missing 403 - The token is good, but its role may not do this; ask an administrator.
+token_algorithm 401 - The token is not signed with RS256; no other algorithm is taken, whatever its header says.
+token_expired 401 - The token is too old; get a new one.
+token_issuer 401 - The token is another issuer's than ROWCLAIM_AUTH_ISSUER.
+token_key_unknown 401 - The issuer publishes no key of the token's `kid`; get a new token.
+token_malformed 401 - The token cannot be read, or lacks a claim that is needed (`sub`, `exp`, `iss`, `iat`).
+token_missing 401 - The request carries no `authorization: Bearer` token.
+token_not_yet_valid 401 - The token is from too far ahead; set the issuer's clock, or ours.
+token_party 401 - The token was made for another application than those of ROWCLAIM_AUTH_AUTHORIZED_PARTIES.
+token_signature 401 - The token's key did not make this signature.
 # Processes and commands
 database_refused - 78 The database knows no such role or database, or not this password; correct ROWCLAIM_DATABASE_URL
     or ROWCLAIM_DATABASE_PASSWORD; `rowclaim migrate` makes the login roles, `alter role NAME password` lets them in.
 forget_in_progress - 75 Something of this person's is in progress and may write once more; run it again when it ended.
 forget_unknown - 65 Nobody has this user id: no slice knows it and no stored event names it; correct it.
-gate_not_closed - 65 The gate is open already; `rowclaim gate list` shows them all.
+gate_not_closed 409 65 The gate is open already; `rowclaim gate list` shows them all.
 migration_failed - 78 A migration was rolled back; correct what the database says, then run `rowclaim migrate` again.
 page_not_open - 65 No page of that key is open; `rowclaim pages list` shows those that are.
 port_taken - 69 Another process listens there; stop it, or set ROWCLAIM_HTTP_PORT or ROWCLAIM_HEALTH_PORT.
@@ -148,11 +170,23 @@ CODES: Final[dict[str, Code]] = {code.name: code for code in _read(_LIST)}
 
 
 class ServiceError(Exception):
-    """A failure with a code of the list; ``detail`` names the instance, never a person."""
+    """A failure with a code of the list; ``detail`` names the instance, never a person.
 
-    def __init__(self, code: str, detail: str = "") -> None:
+    Over HTTP ``retry_after_s`` is the header Retry-After, and ``members`` (JSON values) join the problem document.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        detail: str = "",
+        *,
+        retry_after_s: float | None = None,
+        members: Mapping[str, object] | None = None,
+    ) -> None:
         self.code = CODES[code]
         self.detail = detail
+        self.retry_after_s = retry_after_s
+        self.members = members or {}
         super().__init__(f"{code}: {detail or self.code.sentence}")
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import typer
     from starlette.routing import BaseRoute
 
+    from services.kernel.auth import Auth
     from services.kernel.errors import ServiceError
     from services.kernel.gate import Gates
     from services.kernel.jobs import Job
@@ -113,7 +114,10 @@ class Service:
     """Verified against the database at boot of every process that runs the slice."""
     subscriptions: tuple[Subscription, ...] = ()
     """Stored events the slice is owed a delivery of; upserted at boot of a consuming process."""
-    routes: Callable[[Runtime], Awaitable[Sequence["BaseRoute"]]] | None = None
+    routes: "Callable[[Runtime, Auth], Awaitable[Sequence[BaseRoute]]] | None" = None
+    """What a serving process answers; every route by ``Auth.routes`` or as a ``PublicRoute``."""
+    describe: "Callable[[Auth], Sequence[BaseRoute]] | None" = None
+    """The same routes wired to nothing, for the API's document. Imports FastAPI when it is called, not before."""
     consume: Callable[[Runtime], Awaitable[Consumption]] | None = None
     commands: "typer.Typer | None" = None
     """Merged at the top level of ``rowclaim``; a command's ``typer.Context.obj`` is a ``CommandLine``."""

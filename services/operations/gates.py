@@ -9,7 +9,7 @@ import typer
 from services.kernel.db import Database, Tx
 from services.kernel.errors import Refusal
 from services.kernel.gate import Gates
-from services.kernel.pager import LogSender, Pager
+from services.kernel.pager import Pager
 from services.operations.store import Gate, OpenPage, list_gates, list_open_pages, open_gate, record_action
 from services.operations.terminal import Terminal, run_async
 
@@ -128,7 +128,7 @@ def resolve(
 
     async def resolved(database: Database) -> dict[str, str]:
         async with database.transaction() as tx:
-            if not await Pager(tx, LogSender()).resolve(key):
+            if not await Pager(tx).resolve(key):
                 raise Refusal("page_not_open", key)
             await record_action(
                 tx,

@@ -31,9 +31,12 @@ def serve(
     services = terminal.chosen(slice_name, lambda service: service.routes)
 
     async def main(process: Process) -> None:
+        from services.operations.access import undetermined  # brings FastAPI along, which a consuming process spares
+
         listener = web.bind(process.settings.http_host, process.settings.http_port)
+        auth = undetermined()
         app = web.make_app(
-            [route for service in services if service.routes for route in await service.routes(process)],
+            [route for service in services if service.routes for route in await service.routes(process, auth)],
             await readiness(process, services),
             lambda error: page_invariant(process, error),
         )

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 
 from services.kernel.db import Tx
-from services.kernel.pager import Severity
+from services.kernel.pager import Page, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,36 @@ where resolved_at is null order by opened_at, id limit $1"""
 async def list_open_pages(tx: Tx, *, limit: int) -> list[OpenPage]:
     """Pages whose cause stands, oldest first."""
     return await tx.rows(OpenPage, OPEN_PAGES, limit)
+
+
+# One sender a page at a time: a late "opened" behind a "resolved" would wake somebody for what is over and never end.
+# What was refused stands behind what was not tried: pages that the pager never takes must not hold up all others.
+TAKE_UNSENT: Final[LiteralString] = """
+with next as materialized (
+  select id from pages
+  where (sent_at is null or (resolved_at is not null and resolve_sent_at is null))
+    and coalesce(sending_until, '-infinity') <= rowclaim_now()
+  order by sending_until nulls first, id limit $1 for no key update skip locked)
+update pages p set sending_until = rowclaim_now() + $2::interval
+from next where p.id = next.id
+returning p.id, p.dedup_key, p.severity, p.summary, p.sent_at is not null as resolved"""
+
+
+async def take_unsent(tx: Tx, *, limit: int, lease: timedelta) -> list[Page]:
+    """Hold for ``lease`` up to ``limit`` pages that nobody was told of, or of whose end; oldest first."""
+    return sorted(await tx.rows(Page, TAKE_UNSENT, limit, lease), key=lambda page: page.id)
+
+
+LET_GO: Final[LiteralString] = """
+update pages set sending_until = case when not $2 then rowclaim_now() end,
+  sent_at = coalesce(sent_at, case when $2 then rowclaim_now() end),
+  resolve_sent_at = case when $2 and $3 then rowclaim_now() end
+where id = $1"""
+
+
+async def let_go(tx: Tx, page: Page, *, taken: bool) -> None:
+    """Write whether the pager took a page; what it refused is free again after those that were not tried."""
+    await tx.execute(LET_GO, page.id, taken, page.resolved)
 
 
 @dataclass(frozen=True, slots=True)

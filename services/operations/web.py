@@ -7,6 +7,7 @@ GET /metrics        Prometheus text
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -124,18 +125,32 @@ async def _checked(check: Callable[[], Awaitable[str | None]]) -> str | None:
 def problem_of(error: ServiceError) -> Response:
     """The answer to an error of the list. What broke inside us is for the log, not for the caller."""
     status = error.code.status or HTTPStatus.INTERNAL_SERVER_ERROR
-    headers = {"retry-after": str(RETRY_AFTER_S)} if isinstance(error, Retryable) else None
+    headers: dict[str, str] = {}
+    wait_s = error.retry_after_s
+    if wait_s is None and isinstance(error, Retryable):
+        wait_s = RETRY_AFTER_S
+    if wait_s is not None:
+        headers["retry-after"] = str(max(math.ceil(wait_s), 1))
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
     detail = "" if status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Retryable) else error.detail
-    return problem(status, error.code.name, error.code.sentence, detail, headers=headers)
+    return problem(status, error.code.name, error.code.sentence, detail, members=error.members, headers=headers)
 
 
 def problem(
-    status: int, code: str, title: str, detail: str = "", *, headers: Mapping[str, str] | None = None
+    status: int,
+    code: str,
+    title: str,
+    detail: str = "",
+    *,
+    members: Mapping[str, object] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
     """A problem document (RFC 9457); ``code`` is the member a program reads."""
     body = {"type": f"urn:rowclaim:error:{code}", "title": title, "status": int(status), "code": code}
     if detail:
         body["detail"] = detail
+    body = {**(members or {}), **body}
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 
 

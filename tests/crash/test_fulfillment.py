@@ -31,7 +31,7 @@ from services.kernel.deliveries import DeliveryWorker, reap_deliveries
 from services.kernel.doors import Door
 from services.kernel.gate import Gates
 from services.kernel.inbox import Subscription
-from services.kernel.pager import LogSender, Pager
+from services.kernel.pager import Pager
 from services.sandbox.control import SandboxControl
 from services.sandbox.embedded.mail import MailSink
 from services.sandbox.embedded.process import free_ports
@@ -121,9 +121,7 @@ class Paid(World):
             gates = Gates(database, pace_s=paces(settings))
             checkout = StripeCheckout(stripe_client(DEFAULT_KEY, http, api_url=self.urls.stripe), gates)
             mailer = open_mailer(SecretStr(self.smtp), gates, sender="shop@example.com", product="The course")
-            outside = Outside(
-                GitHubInviter(settings, http, gates), checkout, mailer, gates, Pager(database, LogSender())
-            )
+            outside = Outside(GitHubInviter(settings, http, gates), checkout, mailer, gates, Pager(database))
             await work(Fulfillment(database, outside, attempt_bound_s=20, stopping=asyncio.Event()))
         await database.close()
 

@@ -12,7 +12,7 @@ import pytest
 from services.fulfillment.flow.flush import Fulfillment, Outside
 from services.fulfillment.machine import AccessMail, Fetched, MailAnswer, MailSent, SessionAnswer, SessionMissing
 from services.kernel.gate import Gates
-from services.kernel.pager import LogSender, Pager
+from services.kernel.pager import Pager
 from tests.fixtures.database import Connect, Connection
 from tests.fulfillment.product import GATE, open_product
 from tests.fulfillment.vendor import Vendor
@@ -155,7 +155,7 @@ def start(connect: Connect) -> Start:
         gates = Gates(db, pace_s={GATE: pace_s})
         vendor, post, sessions = (like.vendor, like.post, like.sessions) if like else (Vendor(), Post(), Sessions())
         stopping = asyncio.Event()
-        outside = Outside(open_product(vendor, gates), sessions, post, gates, Pager(db, LogSender()))
+        outside = Outside(open_product(vendor, gates), sessions, post, gates, Pager(db))
         return Process(Fulfillment(db, outside, bound_s, stopping), vendor, post, sessions, gates, stopping)
 
     return process

@@ -25,7 +25,7 @@ RACE_S = 150.0
 MANY_FLUSHES = """
 import asyncio, contextlib, json, sys
 from services.fulfillment.consumer import SERVICE, open_fulfillment
-from services.kernel.pager import LogSender
+from services.operations.paging import LogSender
 from services.operations.environment import load
 from services.operations.process import Process
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from services.kernel.gate import Gates
-from services.kernel.pager import LogSender, Pager, Severity
+from services.kernel.pager import Pager, Severity
+from services.operations.paging import LogSender, send_unsent
 from tests.fixtures.database import Clock, Connect
 from tests.operations.conftest import Ended, MakeTerminal, RunCommand
 
@@ -82,7 +83,8 @@ async def test_what_cannot_be_recorded_is_not_done(
 async def test_a_page_is_listed_and_resolved_with_a_reason(
     make_terminal: MakeTerminal, run_command: RunCommand, connect: Connect, owner: Any
 ) -> None:
-    pager = Pager(await connect("rowclaim_fulfillment"), LogSender())
+    database = await connect("rowclaim_fulfillment")
+    pager = Pager(database)
     await pager.page("crashed:consume:worker", Severity.CRITICAL, "task_crashed: worker")
     await pager.page("crashed:consume:worker", Severity.CRITICAL, "task_crashed: worker")
     line = make_terminal()
@@ -100,7 +102,7 @@ async def test_a_page_is_listed_and_resolved_with_a_reason(
     assert (again.code, again.err.splitlines()[0]) == (65, "rowclaim: page_not_open: crashed:consume:worker")
     assert [row[:3] for row in await recorded(owner)] == [("resolve_page", "page crashed:consume:worker", "repaired")]
     # The pager is told of both, by whichever process sweeps next.
-    assert [await pager.send_unsent() for _ in range(3)] == [
+    assert [await send_unsent(database, LogSender()) for _ in range(3)] == [
         {"sent": 1, "failed": 0},
         {"sent": 1, "failed": 0},
         {"sent": 0, "failed": 0},

@@ -13,7 +13,7 @@ from services.kernel.db import Database
 from services.kernel.errors import Retryable
 from services.kernel.gate import Gates
 from services.kernel.inbox import Subscription
-from services.kernel.pager import LogSender, Pager, Severity
+from services.kernel.pager import Pager, Severity
 from services.operations import store
 from services.operations.store import Pair
 from tests.fixtures.database import Clock, Connect, Connection, DatabaseUrl
@@ -196,7 +196,7 @@ async def test_only_what_is_parked_is_counted_as_parked(database: Database, conn
 
 
 async def test_a_page_is_listed_until_its_cause_is_gone(database: Database) -> None:
-    pager = Pager(database, LogSender())
+    pager = Pager(database)
     for key in ("first", "second"):
         await pager.page(key, Severity.ERROR, "look")
     await pager.resolve("first")
