@@ -5,8 +5,10 @@ import typer
 from services.operations.consuming import consume, sweep
 from services.operations.demo.command import demo
 from services.operations.doctor import doctor
+from services.operations.forgetting import forget
 from services.operations.gates import gate, pages
 from services.operations.migrating import migrate, topics
+from services.operations.pruning import prune
 from services.operations.publishing import asyncapi, schemas
 from services.operations.reference import reference
 from services.operations.serving import serve
@@ -23,7 +25,21 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (up, demo, migrate, topics, doctor, serve, consume, sweep, reference, schemas, asyncapi):
+    for command in (
+        up,
+        demo,
+        migrate,
+        topics,
+        doctor,
+        serve,
+        consume,
+        sweep,
+        forget,
+        prune,
+        reference,
+        schemas,
+        asyncapi,
+    ):
         app.command()(command)
     app.add_typer(gate, name="gate")
     app.add_typer(pages, name="pages")

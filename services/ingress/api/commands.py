@@ -34,8 +34,7 @@ OpenHistory = Callable[[Runtime], Awaitable[backfill.History]]
 def make_commands(card: Callable[[], Service], open_history: OpenHistory) -> typer.Typer:
     """The slice's commands; ``card`` gives its SERVICE, which holds them, ``open_history`` what Stripe lists."""
     app = typer.Typer()
-    backfills = typer.Typer(help="Store events that their sender lists and the inbox lacks.", no_args_is_help=True)
-    app.add_typer(backfills, name="backfill")
+    app.add_typer(_make_backfill(card, open_history), name="backfill")
 
     @app.command()
     def replay(
@@ -81,6 +80,12 @@ def make_commands(card: Callable[[], Service], open_history: OpenHistory) -> typ
         done = line.run(card(), lambda runtime: unpark_now(runtime, named, reason_code, reason=why))
         line.show({"unparked": done.unparked}, as_json=as_json)
 
+    return app
+
+
+def _make_backfill(card: Callable[[], Service], open_history: OpenHistory) -> typer.Typer:
+    backfills = typer.Typer(help="Store events that their sender lists and the inbox lacks.", no_args_is_help=True)
+
     @backfills.command("stripe")
     def backfill_stripe(
         context: typer.Context,
@@ -106,7 +111,7 @@ def make_commands(card: Callable[[], Service], open_history: OpenHistory) -> typ
         total = line.run(card(), work)
         line.show(_shown_backfill(total, dry_run=dry_run), as_json=as_json)
 
-    return app
+    return backfills
 
 
 async def backfill_all(

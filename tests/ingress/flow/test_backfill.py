@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from services.ingress import store
-from services.ingress.flow import backfill as chapter
 from services.ingress.flow.backfill import KINDS_MAX, Backfill, Backfilled, backfill
 from services.ingress.machine import (
     HistoryAnswer,
@@ -270,7 +269,3 @@ async def test_a_week_without_a_partition_is_made_first(db: Database, clock: Clo
     await clock.shift(timedelta(weeks=20))
     assert counts(await ran(db, Listing([["evt_1"]]))) == (1, 1, 0, 1)
     assert await stored.bodies() == [b'{"id": "evt_1"}']
-
-
-def test_a_run_asks_for_no_more_than_stripe_allows() -> None:
-    assert (chapter.LISTED_FOR, chapter.KINDS_MAX) == (timedelta(days=30), 20)

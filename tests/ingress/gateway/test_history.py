@@ -1,4 +1,4 @@
-"""Stripe's list of events: the real client against the sandbox, what is cut out of a page, and every way it can fail."""
+"""Stripe's list of events: the real client against the sandbox, what is cut out of a page, every way it can fail."""
 
 import json
 from collections.abc import Awaitable, Callable
