@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 from services.fulfillment.api import make_commands
 from services.fulfillment.flow import events
 from services.fulfillment.flow.flush import SLICE, Fulfillment, Outside
-from services.fulfillment.gateway.checkout import open_checkout
+from services.fulfillment.gateway.checkout import CheckoutSettings, open_checkout
 from services.fulfillment.gateway.invite import InviteSettings, open_inviter, paces
 from services.fulfillment.gateway.mail import open_mailer
 from services.fulfillment.machine import PURCHASES
@@ -28,13 +28,13 @@ BATCH_MAX: Final = 20
 SWEEP_EVERY_S: Final = 60.0
 
 
-class FulfillmentSettings(InviteSettings):
-    """``ROWCLAIM_FULFILLMENT_...``; what only the product needs is told by its gateway."""
+class FulfillmentSettings(InviteSettings, CheckoutSettings):
+    """``ROWCLAIM_FULFILLMENT_...``; what only a gateway needs is told by it."""
 
     model_config = SettingsConfigDict(env_prefix="ROWCLAIM_FULFILLMENT_")
 
     stripe_api_key: SecretStr
-    """Reads Checkout Sessions; a restricted key will do."""
+    """Opens and reads Checkout Sessions and reads charges; a restricted key will do."""
     stripe_api_url: str | None = None
     """Unset: Stripe's own."""
     mail_from: str
@@ -53,7 +53,9 @@ async def open_fulfillment(runtime: Runtime) -> Fulfillment:
     """Wire one process's fulfillment."""
     settings = runtime.slice_settings(FulfillmentSettings)
     gates = await runtime.gates(SERVICE.role, pace_s=paces(settings))
-    checkout = open_checkout(settings.stripe_api_key, settings.stripe_api_url, gates, runtime.on_close)
+    checkout = open_checkout(
+        settings.stripe_api_key, settings.stripe_api_url, gates, runtime.on_close, sale=settings.sale
+    )
     inviter = open_inviter(settings, gates, runtime.on_close)
     mailer = open_mailer(runtime.settings.smtp_url, gates, sender=settings.mail_from, product=settings.product_name)
     return Fulfillment(

@@ -30,6 +30,11 @@ PAGE = "insert into pages (dedup_key, severity, summary, opened_at, seen_at) val
 EVENT = "insert into event_ids (source, external_id, kind, received_at) values ({source}, {id}, {kind}, now())"
 EDGE = "insert into law.state_edges (table_name, edge, source, target, fence) values ('t', {}, {}, 'b', {})"
 
+USER = """
+insert into users (user_id, email, stripe_customer_id, clerk_updated_at, clerk_event_at, created_at, updated_at,
+                   deleted_at, forgotten_at)
+values ('user_1', {email}, {customer}, {body}, {told}, now(), now(), {deleted}, {forgotten})"""
+
 GOOD_PURCHASE = PURCHASE.format(state="'pending'", amount="0")
 GOOD_EVENT = EVENT.format(source="'stripe'", id="'evt_1'", kind="'paid'")
 
@@ -65,6 +70,14 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "purchases_fulfillment_state": (PURCHASE.format(state="'lost'", amount="0"),),
     "purchases_once": (GOOD_PURCHASE,),
     "purchases_reasoned": (PURCHASE.format(state="'failed'", amount="0"),),
+    "users_final": (
+        USER.format(email="'a@x'", customer="null", body="null", told="null", deleted="now()", forgotten="null"),
+        USER.format(email="null", customer="'cus_1'", body="null", told="null", deleted="null", forgotten="now()"),
+    ),
+    "users_told": (
+        USER.format(email="null", customer="null", body="null", told="now()", deleted="null", forgotten="null"),
+        USER.format(email="null", customer="null", body="now()", told="null", deleted="null", forgotten="null"),
+    ),
     "vendor_gates_refusals": ("insert into vendor_gates (vendor, refusals) values ('github', -1)",),
     "webhook_deliveries_leased": (
         DELIVERY.format(state="'in_progress'", lease="null", reason="null"),

@@ -46,10 +46,14 @@ CANDIDATES = (
         "tests/conformance/test_purchases.py",
         *(f"tests/kernel/test_{part}.py" for part in ("deliveries", "inbox", "jobs", "pager")),
         *(f"tests/fulfillment/test_{part}.py" for part in ("store", "flow", "flow_events")),
+        *(f"tests/identity/test_{part}.py" for part in ("store", "flow")),
     ),
 )
 """What may notice a mutant of a statement, in two parts that run side by side."""
-SUBJECTS = ("services.kernel.", "services.fulfillment.", "services.ingress.", "services.operations.store")
+SUBJECTS = (
+    *("services.kernel.", "services.fulfillment.", "services.identity.", "services.ingress."),
+    "services.operations.store",
+)
 TOY_STORE = "tests.conformance.toy.store"
 SCRATCH = "rowclaim_scratch"
 TESTS_MAX = 60

@@ -51,6 +51,10 @@ def _all() -> Iterator[tuple[str, str]]:
         "the server's own workers cannot be made to hold a transaction open",
     )
     yield (
+        "identity.store.RECORD_SEEN without `users.deleted_at is null`",
+        "a tombstone remembers no instant of Clerk's, and nothing is later than none; the reader is told all the same",
+    )
+    yield (
         "operations.store.CAUGHT_UP without `caught_up_at is null`",
         "it is only told of subscriptions that were not caught up with",
     )
