@@ -65,7 +65,7 @@ DELIVERIES = Machine(
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """An event owed to this consumer, as claimed. ``body`` None: older than bodies are kept."""
+    """An event owed to this consumer, as claimed. ``body`` None: older than bodies are kept; empty: forgotten."""
 
     event_id: int
     claim_token: int
@@ -102,6 +102,8 @@ class PutBack:
 
 Verdict = Done | NotOurs | Parked | PutBack
 FAILED: Final = PutBack(timedelta(seconds=1))
+FORGOTTEN: Final = Parked("forgotten")
+"""Somebody had the person forgotten whom the event is about: no handler sees it, and what it owed stands in sight."""
 
 # Ordered and bounded by ``next_attempt_at``: the floor keeps a scan off the dead index entries of finished rows.
 # Whoever makes a row claimable writes the clock's instant or a later one, so nothing appears below a floor that was
@@ -264,12 +266,13 @@ class DeliveryWorker:
         self._fault = None
         try:
             deliveries = await read_deliveries(self._db, claimed)
-            answered = await self._held(claimed, self._verdicts(deliveries))
+            kept = [delivery for delivery in deliveries if delivery.body != b""]
+            answered = await self._held(claimed, self._verdicts(kept)) if kept else {}
         except BaseException:
             with suppress(Retryable):  # no database, no row to write: the reaper frees them
                 await self._finish([(delivery, FAILED) for delivery in claimed])
             raise
-        await self._finish([(delivery, answered[delivery.event_id]) for delivery in deliveries])
+        await self._finish([(delivery, answered.get(delivery.event_id, FORGOTTEN)) for delivery in deliveries])
         if self._fault is not None:
             raise self._fault
         return len(claimed)

@@ -6,9 +6,11 @@ from services.operations.by_hand import gate, pages, pause
 from services.operations.consuming import consume, sweep
 from services.operations.demo.command import demo
 from services.operations.doctor import doctor
+from services.operations.forgetting import forget
 from services.operations.migrating import migrate, topics
 from services.operations.minting import token
 from services.operations.openapi import openapi
+from services.operations.pruning import prune
 from services.operations.publishing import asyncapi, schemas
 from services.operations.reference import reference
 from services.operations.serving import serve
@@ -25,7 +27,7 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (up, demo, token, migrate, topics, doctor, serve, consume, sweep, pause):
+    for command in (up, demo, token, migrate, topics, doctor, serve, consume, sweep, pause, forget, prune):
         app.command()(command)
     for command in (reference, schemas, openapi, asyncapi):
         app.command()(command)
