@@ -144,6 +144,20 @@ async def claim_oldest(tx: Tx) -> ClaimedPurchase | None:
     return await tx.row(ClaimedPurchase, CLAIM_OLDEST, WORKER)
 
 
+# A claim passes over a row that somebody's transaction is writing at this very instant (a person links it, retention
+# blanks it). Nothing would come back for it: who writes here need not flush. So whoever found nothing waits for it.
+WAIT_FOR_PASSED_OVER: Final[LiteralString] = """
+select id from purchases
+where fulfillment_state = 'pending' and revoked_at is null
+  and (next_attempt_at is null or next_attempt_at <= rowclaim_now())
+order by created_at, id limit 1 for share"""
+
+
+async def wait_for_passed_over(tx: Tx) -> bool:
+    """Wait until nobody writes the oldest purchase due; False: none is. Raises Retryable as any wait for a lock."""
+    return await tx.value(WAIT_FOR_PASSED_OVER) is not None
+
+
 CLAIM_DEFERRED: Final[LiteralString] = """
 with next as materialized (
   select id, claim_token from purchases

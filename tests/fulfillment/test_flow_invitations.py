@@ -107,7 +107,12 @@ async def test_an_invitation_unaccepted_after_a_week_is_listed_with_the_instant_
     desk.vendor.says = {"old": Expired(), "young": Expired()}
     assert await desk.check() == {
         "stopped": "drained",
-        "asked": 1, "accepted": 0, "expired": 1, "open": 0, "unanswered": 0, "changed_meanwhile": 0,
+        "asked": 1,
+        "accepted": 0,
+        "expired": 1,
+        "open": 0,
+        "unanswered": 0,
+        "changed_meanwhile": 0,
     }
     assert desk.vendor.asked == [InvitationQuery("old", 7, 41)]
     row = await purchases.row(old)
@@ -219,7 +224,12 @@ async def test_one_that_is_never_answered_hides_no_other(desk: Desk, purchases: 
     report = await desk.check()
     assert report == {
         "stopped": "drained",
-        "asked": 4, "accepted": 1, "expired": 1, "open": 0, "unanswered": 2, "changed_meanwhile": 0,
+        "asked": 4,
+        "accepted": 1,
+        "expired": 1,
+        "open": 0,
+        "unanswered": 2,
+        "changed_meanwhile": 0,
     }
 
 

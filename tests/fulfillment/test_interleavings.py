@@ -1,6 +1,7 @@
 """Whoever meets at one purchase, in whatever order: three processes over one row, moved one exchange at a time.
 
-Flush, webhook, re-trigger and force, three of them at once, from every state a purchase can be in. After each schedule
+Flush, webhook, a buyer's correction, re-trigger, force, link and a refund, three of them at once, from every state a
+purchase can be in. After each schedule
 the row's own history and the vendor's log are compared with the law; and with a statement broken on purpose, the
 schedules must find it out.
 """
@@ -21,19 +22,32 @@ import pytest
 
 from services.fulfillment import store
 from services.fulfillment.flow import events
+from services.fulfillment.flow.buyer import requeue
 from services.fulfillment.flow.flush import Fulfillment, Outside
-from services.fulfillment.flow.operator import retrigger
+from services.fulfillment.flow.invitations import check_invitations
+from services.fulfillment.flow.operator import link, retrigger
 from services.fulfillment.machine import (
     PURCHASES,
+    Accepted,
     AccessMail,
+    Charge,
+    ChargeAnswer,
     Config,
     Delivered,
+    Expired,
     Fetched,
+    HandleAnswer,
+    HandleKnown,
+    InvitationQuery,
+    InvitationStanding,
     InviteRequest,
     MailAnswer,
     MailSent,
+    NewSession,
+    Open,
     Outcome,
     SessionAnswer,
+    SessionOpened,
     Terminal,
     Transient,
 )
@@ -41,7 +55,7 @@ from services.kernel.db import Database
 from services.kernel.deliveries import Delivery, Done
 from services.kernel.errors import Refusal
 from services.kernel.gate import Gates
-from services.kernel.pager import LogSender, Pager
+from services.kernel.pager import Pager
 from services.kernel.transition import Fence
 from tests.fixtures.database import Connection, DatabaseUrl
 from tests.fulfillment.conftest import ROLE, Purchases
@@ -61,14 +75,15 @@ HISTORY: Final = """
 create table history (
   n bigint generated always as identity primary key, actor text not null default current_setting('application_name'),
   was text, now text, edge text, token_was bigint, token bigint, outcome_was bigint, outcome_token bigint,
-  attempt integer, handle_was text, handle text, owner_was text, owner text, revoked boolean);
+  attempt integer, handle_was text, handle text, owner_was text, owner text, revoked_was boolean,
+  revoked boolean);
 create function keep_history() returns trigger language plpgsql security definer as $$
 begin
   insert into history (was, now, edge, token_was, token, outcome_was, outcome_token, attempt, handle_was, handle,
-                       owner_was, owner, revoked)
+                       owner_was, owner, revoked_was, revoked)
   values (old.fulfillment_state, new.fulfillment_state, new.edge, old.claim_token, new.claim_token, old.outcome_token,
           new.outcome_token, new.fulfillment_attempts, old.github_handle, new.github_handle, old.user_id, new.user_id,
-          new.revoked_at is not null);
+          old.revoked_at is not null, new.revoked_at is not null);
   return null;
 end $$;
 create trigger history after insert or update on purchases for each row execute function keep_history();
@@ -79,8 +94,11 @@ STATES: Final[dict[str, dict[str, Any] | None]] = {
     "pending": {},
     "stranded": {"fulfillment_state": "in_progress", "edge": "claim", "claim_token": 1, "fulfillment_attempts": 1},
     "delivered": {"fulfillment_state": "delivered", "edge": "deliver", "claim_token": 1, "outcome_token": 1},
+    "run out": {"fulfillment_state": "delivered", "edge": "deliver", "claim_token": 1, "outcome_token": 1},
     "refused": {"fulfillment_state": "failed", "edge": "refuse", "claim_token": 1, "outcome_token": 1},
+    "nobody's": {"fulfillment_state": "failed", "edge": "refuse", "claim_token": 1, "outcome_token": 1},
 }
+BUYER: Final = "user_1"
 
 
 # --------------------------------------------------------------------------------------------------------- the outside
@@ -142,10 +160,29 @@ class Seat:
                 "object": "checkout.session",
                 "id": session_id,
                 "payment_status": "paid",
+                "payment_intent": "pi_one",
                 "metadata": {"rowclaim_slice": "fulfillment", "github_username": "octocat"},
                 "customer_details": {"email": "buyer@example.com"},
             }
         )
+
+    async def session_of_payment(self, payment_id: str) -> SessionAnswer:
+        return await self.fetch(SESSION)
+
+    async def charge(self, charge_id: str) -> ChargeAnswer:
+        point("Stripe is asked")
+        return Charge("pi_one", taken_back=True)
+
+    async def open(self, new: NewSession) -> SessionOpened:
+        raise AssertionError("nobody here buys")
+
+    async def check(self, handle: str) -> HandleAnswer:
+        point("the vendor is asked about a name")
+        return HandleKnown(handle)
+
+    async def standing(self, query: InvitationQuery) -> InvitationStanding:
+        point("the vendor is asked about an invitation")
+        return self.world.random.choice((Accepted(), Open(), Expired()))
 
     async def send(self, mail: AccessMail) -> MailAnswer:
         point("a mail is sent")
@@ -155,7 +192,7 @@ class Seat:
 
 def process(db: Database, seat: Seat) -> Fulfillment:
     gates = Gates(db)
-    outside = Outside(seat, seat, seat, gates, Pager(db, LogSender()))
+    outside = Outside(seat, seat, seat, gates, Pager(db))
     return Fulfillment(db, outside, attempt_bound_s=20, stopping=asyncio.Event())
 
 
@@ -167,10 +204,21 @@ async def flush(fulfillment: Fulfillment, purchase: int) -> None:
     await fulfillment.flush()
 
 
+async def told(fulfillment: Fulfillment, kind: str, about: dict[str, str]) -> None:
+    body = json.dumps({"type": kind, "data": {"object": about}}).encode()
+    assert await events.handle(fulfillment, [Delivery(1, 1, 1, "stripe", "evt_1", kind, body)]) == {1: Done()}
+
+
 async def webhook(fulfillment: Fulfillment, purchase: int) -> None:
-    body = {"data": {"object": {"object": "checkout.session", "id": SESSION}}}
-    delivery = Delivery(1, 1, 1, "stripe", "evt_1", "checkout.session.completed", json.dumps(body).encode())
-    assert await events.handle(fulfillment, [delivery]) == {1: Done()}
+    await told(fulfillment, "checkout.session.completed", {"object": "checkout.session", "id": SESSION})
+
+
+async def refund(fulfillment: Fulfillment, purchase: int) -> None:
+    await told(fulfillment, "charge.refunded", {"object": "charge", "id": "ch_one"})
+
+
+async def correct(fulfillment: Fulfillment, purchase: int) -> None:
+    await requeue(fulfillment, BUYER, purchase, "hubot")
 
 
 async def again(fulfillment: Fulfillment, purchase: int) -> None:
@@ -181,10 +229,31 @@ async def force(fulfillment: Fulfillment, purchase: int) -> None:
     await retrigger(fulfillment, purchase, actor="op@desk", reason="looks stuck", force=True)
 
 
-ACTS: Final[dict[str, Act]] = {"flush": flush, "webhook": webhook, "retrigger": again, "force": force}
-NEED_A_ROW: Final = {"retrigger", "force"}
+async def own(fulfillment: Fulfillment, purchase: int) -> None:
+    await link(fulfillment, purchase, BUYER, actor="op@desk", reason=None)
+
+
+async def daily(fulfillment: Fulfillment, purchase: int) -> None:
+    await check_invitations(fulfillment)
+
+
+ACTS: Final[dict[str, Act]] = {
+    "flush": flush,
+    "webhook": webhook,
+    "requeue": correct,
+    "retrigger": again,
+    "force": force,
+    "link": own,
+    "refund": refund,
+    "invitations": daily,
+}
+NEED_A_ROW: Final = {"requeue", "retrigger", "force", "link", "invitations"}
 RETRIGGERS: Final = ("retrigger_pending", "retrigger_failed")
-BY_HAND: Final = {"retrigger": RETRIGGERS, "force": (*RETRIGGERS, "force_in_progress", "force_delivered")}
+BY_HAND: Final = {
+    "requeue": ("retrigger_failed", "force_delivered"),
+    "retrigger": RETRIGGERS,
+    "force": (*RETRIGGERS, "force_in_progress", "force_delivered"),
+}
 """A person's edges, by the acts that may take them."""
 
 
@@ -192,6 +261,9 @@ BY_HAND: Final = {"retrigger": RETRIGGERS, "force": (*RETRIGGERS, "force_in_prog
 class Scenario:
     state: str
     acts: tuple[str, ...]
+
+    def act(self, actor: str) -> str:
+        return self.acts[int(actor.removeprefix("actor "))]
 
     def __str__(self) -> str:
         return f"{self.state}: {', '.join(self.acts)}"
@@ -226,6 +298,7 @@ class Wrote:
     handle: str | None
     owner_was: str | None
     owner: str | None
+    revoked_was: bool | None
     revoked: bool
 
     @property
@@ -252,8 +325,10 @@ def breaches(wrote: Sequence[Wrote], world: World) -> list[str]:
         by_machine = one.moved and one.fence in (Fence.TOKEN, Fence.CLAIM)
         if by_machine and (one.handle, one.owner) != (one.handle_was, one.owner_was):
             found.append(f"{one.edge} overwrote what a person wrote")
-        if one.owner_was is not None and one.owner != one.owner_was:
+        if one.was is not None and one.owner_was is not None and one.owner != one.owner_was:
             found.append(f"the owner changed: {one}")
+        if one.was is not None and one.revoked_was and not one.revoked and one.fence is not Fence.PERSON:
+            found.append(f"{one.edge} gave back what was taken back")
     claims = [one for one in moves if one.edge == "claim"]
     if len({one.token for one in claims}) < len(claims):
         found.append(f"two claims bear one token: {[one.token for one in claims]}")
@@ -347,15 +422,23 @@ class Theatre:
         columns = STATES[state]
         if columns is None:
             return 0
-        attempted = columns.get("fulfillment_state", "pending") != "pending"
-        now = await self.purchases.now()
-        if attempted:
-            columns = columns | {"fulfillment_attempted_at": now - timedelta(hours=1)}
-        if columns.get("fulfillment_state") == "delivered":
-            columns = columns | {"fulfilled_at": now - timedelta(hours=1)}
-        if columns.get("fulfillment_state") == "failed":
-            columns = columns | {"fulfillment_last_error": "nobody of that name"}
-        return await self.purchases.add("octocat", stripe_session_id=SESSION, **columns)
+        before = await self.purchases.now() - timedelta(days=9)
+        owner = {} if state == "nobody's" else {"user_id": BUYER}
+        match columns.get("fulfillment_state", "pending"):
+            case "pending":
+                more: dict[str, Any] = {}
+            case "in_progress":
+                more = {"fulfillment_attempted_at": before}
+            case "delivered":
+                invitation = {"invited_at": before, "invitation_id": 41}
+                more = {"fulfillment_attempted_at": before, "fulfilled_at": before} | invitation
+            case _:
+                more = {"fulfillment_attempted_at": before, "fulfillment_last_error": "nobody of that name"}
+        if state == "run out":
+            more |= {"invitation_expired_at": before + timedelta(days=7)}
+        return await self.purchases.add(
+            "octocat", stripe_session_id=SESSION, stripe_payment_id="pi_one", **columns, **owner, **more
+        )
 
     async def _judge(self, played: Played, world: World, scenario: Scenario) -> list[str]:
         rows = await self.owner.fetch("select * from history order by n")
@@ -364,18 +447,28 @@ class Theatre:
         failed = {name: result for name, result in played.results.items() if isinstance(result, BaseException)}
         found += [f"{name} raised {error!r}" for name, error in failed.items() if not isinstance(error, Refusal)]
         for one in wrote:
-            act = scenario.acts[int(one.actor.removeprefix("actor "))]
+            act = scenario.act(one.actor)
             if one.moved and one.fence is Fence.PERSON and one.edge not in BY_HAND.get(act, ()):
                 found.append(f"{act} took {one.edge}")
-        by_hand = sum(one.moved and one.edge.startswith(("retrigger", "force")) for one in wrote)
-        if (actions := await self.owner.fetchval("select count(*) from admin_actions")) != by_hand:
-            found.append(f"{by_hand} writes of a person, {actions} kept")
+        done = Counter(name.split()[1] for name, result in played.results.items() if name not in failed)
+        moved = sum(one.moved and one.fence is Fence.PERSON for one in wrote)
+        if moved != done["requeue"] + done["retrigger"] + done["force"]:
+            found.append(f"{moved} moves of persons, and {dict(done)} who were told that they did")
+        kept = await self.owner.fetchval("select count(*) from admin_actions")
+        if kept != done["retrigger"] + done["force"] + done["link"]:
+            found.append(f"{kept} acts kept of {dict(done)}")
         if rest := await self._left_lying(played, wrote):
             found.append(rest)
         return found
 
     async def _left_lying(self, played: Played, wrote: Sequence[Wrote]) -> str | None:
-        """Every one of these acts flushes: what is pending at the end was put back, or its vendor's gate is closed."""
+        """What is pending at the end was put back, or its vendor's gate is closed: whoever flushes passes nothing over.
+
+        Unless nobody flushed at all.
+        """
+        refused = {name.split()[1] for name, result in played.results.items() if isinstance(result, Refusal)}
+        if not {name.split()[1] for name in played.results} - refused - {"link", "refund", "invitations"}:
+            return None
         row = await self.owner.fetchrow("select fulfillment_state, revoked_at from purchases")
         if row is None or row["fulfillment_state"] != "pending" or row["revoked_at"] is not None:
             return None
