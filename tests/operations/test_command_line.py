@@ -11,8 +11,8 @@ from services.operations.terminal import Terminal
 from tests.operations.conftest import TOY, log_sender
 
 OURS = {
-    *("up", "demo", "token", "migrate", "topics", "doctor", "serve", "consume", "sweep", "gate", "pages"),
-    *("reference", "schemas", "asyncapi"),
+    *("up", "demo", "token", "migrate", "topics", "doctor", "serve", "consume", "sweep", "pause", "gate", "pages"),
+    *("reference", "schemas", "openapi", "asyncapi"),
 }
 
 
