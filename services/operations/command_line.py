@@ -1,5 +1,7 @@
 """The command line: the commands of this folder, and those the slices bring along on their cards."""
 
+from collections.abc import Callable
+
 import typer
 
 from services.operations.by_hand import gate, pages, pause
@@ -27,17 +29,10 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-<<<<<<< HEAD
     for command in (up, demo, token, migrate, topics, doctor, serve, consume, sweep, pause, forget, prune):
-        app.command()(command)
-    for page in (reference, schemas, openapi, asyncapi):
-        app.command()(page)
-=======
-    for command in (up, demo, token, migrate, topics, doctor, serve, consume, sweep, pause):
         app.command()(command)
     for writes in (reference, schemas, openapi, asyncapi):
         app.command()(writes)
->>>>>>> ident
     app.add_typer(gate, name="gate")
     app.add_typer(pages, name="pages")
     for service in terminal.services:
