@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import asyncpg
+import httpx
 
 from services.operations.installation import Installation, Plan, installation
 from services.operations.terminal import Terminal
@@ -17,6 +18,8 @@ from services.sandbox.control import SandboxControl
 T = TypeVar("T")
 
 POLL_S: Final = 0.03
+ANSWER_S: Final = 40.0
+"""An answer may wait 25 seconds for the flush it caused."""
 # The pace that GitHub asks for is a second; the story would take a minute of waiting. The lease is short for the same
 # reason: what a killed consumer held is taken up again within it.
 PLAN: Final = Plan(
@@ -53,6 +56,8 @@ class Stage:
     whole: Installation
     control: SandboxControl
     database: "asyncpg.Pool[asyncpg.Record]"
+    client: httpx.AsyncClient
+    """Speaks to our HTTP process."""
 
 
 @asynccontextmanager
@@ -61,6 +66,7 @@ async def set_up(terminal: Terminal, directory: Path) -> AsyncIterator[Stage]:
     async with installation(terminal, directory, PLAN) as whole, whole.control() as control:
         pool = await asyncpg.create_pool(whole.settings["ROWCLAIM_DATABASE_URL"], min_size=1, max_size=2)
         try:
-            yield Stage(whole, control, pool)
+            async with httpx.AsyncClient(base_url=whole.http_url, trust_env=False, timeout=ANSWER_S) as client:
+                yield Stage(whole, control, pool, client)
         finally:
             await pool.close()
