@@ -121,7 +121,7 @@ server_start_failed - 69 An embedded server did not come up; the message ends wi
 fulfillment_not_requeueable 409 65 Unforced, only a pending or failed purchase is re-triggered; add `--force --reason
     TEXT` to send again.
 fulfillment_purchase_unknown 404 65 There is no purchase of this id; the desk and the log name purchases by their id.
-fulfillment_reason_missing 400 64 Forcing a purchase may repeat what a buyer was given: say why with `--reason TEXT`; it
+fulfillment_reason_missing 400 2 Forcing a purchase may repeat what a buyer was given: say why with `--reason TEXT`; it
     is kept.
 # Ingress
 body_not_json 400 - The signature is good, but the body is no JSON; send the event as it was made.

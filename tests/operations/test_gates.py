@@ -1,4 +1,4 @@
-"""Gates on a person's word: the act and its record in one commit, vendors that nobody calls refused, all of them paused."""
+"""Gates on a person's word: act and record in one commit, vendors that nobody calls refused, all of them paused."""
 
 from datetime import timedelta
 from typing import Any
