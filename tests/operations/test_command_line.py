@@ -10,7 +10,8 @@ from services.operations.command_line import make_app
 from services.operations.terminal import Terminal
 from tests.operations.conftest import TOY, log_sender
 
-OURS = {"up", "demo", "migrate", "topics", "doctor", "serve", "consume", "sweep", "gate", "pages"} | {
+OURS = {"up", "demo", "migrate", "topics", "doctor", "serve", "consume", "sweep", "gate", "pages", "pause"} | {
+    "openapi",
     "reference",
     "schemas",
     "asyncapi",
