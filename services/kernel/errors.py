@@ -36,6 +36,7 @@ machine_unknown - 78 The code has edges that the database lacks; run `rowclaim m
 row_shape 500 70 A statement's columns are not those of its row class; run the house tests.
 # Vendor calls
 gate_closed 503 75 Calls to this vendor are paused; the answer says until when. `rowclaim gate` shows and opens gates.
+vendor_busy 503 75 Others wait for their turn to call this vendor; the same request may succeed in a few seconds.
 vendor_call_in_transaction 500 70 A vendor was called while a transaction was open; report it with the log line.
 # The broker
 broker_unavailable 503 75 The broker did not answer at ROWCLAIM_KAFKA_BOOTSTRAP. Nothing is lost: workers and sweeps

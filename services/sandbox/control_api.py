@@ -25,6 +25,7 @@ from services.sandbox.log import ENTRIES_MAX, Vendor
 from services.sandbox.outbox import Delivery
 from services.sandbox.stripe.books import Obj
 from services.sandbox.stripe.refusals import StripeRefusal
+from services.sandbox.stripe.resources.charges import dispute, refund
 from services.sandbox.stripe.resources.checkout_sessions import open_session
 from services.sandbox.stripe.resources.webhook_endpoints import active_secrets, create_endpoint, roll_secret
 
@@ -272,6 +273,16 @@ def _settle_session(world: "World", wanted: wire.SettleSession) -> Obj:
 @on(wire.LeaveSession)
 def _leave_session(world: "World", wanted: wire.LeaveSession) -> Obj:
     return world.buyer.leave(wanted.session_id)
+
+
+@on(wire.RefundCharge)
+def _refund_charge(world: "World", wanted: wire.RefundCharge) -> Obj:
+    return refund(world.books, wanted.session_id, wanted.amount)
+
+
+@on(wire.DisputeCharge)
+def _dispute_charge(world: "World", wanted: wire.DisputeCharge) -> Obj:
+    return dispute(world.books, wanted.session_id, wanted.reason)
 
 
 @on(wire.AddStripeEndpoint)

@@ -266,6 +266,22 @@ class LeaveSession(Command[Obj]):
 
 
 @dataclass(frozen=True, slots=True)
+class RefundCharge(Command[Obj]):
+    """The shop gives a Session's money back, or ``amount`` of it (in the smallest unit); answers the charge."""
+
+    session_id: str
+    amount: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DisputeCharge(Command[Obj]):
+    """The buyer's bank asks for a Session's money back; answers the dispute."""
+
+    session_id: str
+    reason: str = "fraudulent"
+
+
+@dataclass(frozen=True, slots=True)
 class AddStripeEndpoint(Command[StripeEndpoint]):
     """A webhook endpoint. ``api_version`` is not checked here: tomorrow's may be tried."""
 

@@ -41,6 +41,16 @@ class Vendor:
     """Look-ups, which deliver nothing."""
     delivered: list[str] = field(default_factory=list)
     """To whom something was handed out; twice for a repetition."""
+    accounts: dict[str, int] = field(default_factory=dict)
+    """Who exists, with their ids, should the product ask; nobody else does."""
+    accepted: set[str] = field(default_factory=set)
+    """Who took up what they were handed."""
+    ran_out: set[str] = field(default_factory=set)
+    """Who did not, and cannot any more."""
+    removed: list[str] = field(default_factory=list)
+    """What was taken back, by its id."""
+    mute: bool = False
+    """It answers no question."""
     started_at: list[float] = field(default_factory=list)
     in_flight_max: int = 0
     before: Callable[[str], Awaitable[None]] | None = None

@@ -127,6 +127,9 @@ async def test_a_purchase_from_session_to_delivery(control: SandboxControl, rece
     later = await control.do(wire.CreateSession(SESSION))
     await control.do(wire.CompleteSession(later["id"], Payment.UNPAID))
     await control.do(wire.SettleSession(later["id"], succeeded=True))
+    assert (await control.do(wire.RefundCharge(session["id"], 900)))["amount_refunded"] == 900
+    assert (await control.do(wire.RefundCharge(session["id"])))["refunded"] is True
+    assert (await control.do(wire.DisputeCharge(later["id"], "duplicate")))["reason"] == "duplicate"
     assert await control.do(wire.AwaitIdle()) is True
     assert len({delivery.event_id for delivery in await control.deliveries()}) > 5
     left = await control.do(wire.CreateSession(SESSION))
@@ -184,6 +187,8 @@ async def test_without_a_sink_mail_is_refused(control: SandboxControl) -> None:
     ("command", "words"),
     [
         (wire.CompleteSession("cs_none"), "No such checkout.session"),
+        (wire.RefundCharge("cs_none"), "No such checkout.session"),
+        (wire.DisputeCharge("cs_none"), "No such checkout.session"),
         (wire.CreateSession({"mode": "barter"}), "Invalid mode"),
         (wire.DeliverStripe(Plan(("evt_none",))), "No such event"),
         (wire.SetPosting("we_none", Posting.AUTO), "No such webhook_endpoint"),
