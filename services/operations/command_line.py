@@ -1,5 +1,7 @@
 """The command line: the commands of this folder, and those the slices bring along on their cards."""
 
+from collections.abc import Callable
+
 import typer
 
 from services.operations.by_hand import gate, pages, pause
@@ -25,10 +27,10 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (up, demo, token, migrate, topics, doctor, serve, consume, sweep, pause):
+    ours: list[Callable[..., None]] = [up, demo, token, migrate, topics, doctor, serve, consume, sweep, pause]
+    ours += [reference, schemas, openapi, asyncapi]
+    for command in ours:
         app.command()(command)
-    for writes in (reference, schemas, openapi, asyncapi):
-        app.command()(writes)
     app.add_typer(gate, name="gate")
     app.add_typer(pages, name="pages")
     for service in terminal.services:
