@@ -9,6 +9,7 @@ from services.operations.consuming import consume, sweep
 from services.operations.demo.command import demo
 from services.operations.doctor import doctor
 from services.operations.migrating import migrate, topics
+from services.operations.minting import token
 from services.operations.openapi import openapi
 from services.operations.publishing import asyncapi, schemas
 from services.operations.reference import reference
@@ -26,7 +27,7 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    ours: list[Callable[..., None]] = [up, demo, migrate, topics, doctor, serve, consume, sweep, pause]
+    ours: list[Callable[..., None]] = [up, demo, token, migrate, topics, doctor, serve, consume, sweep, pause]
     ours += [reference, schemas, openapi, asyncapi]
     for command in ours:
         app.command()(command)

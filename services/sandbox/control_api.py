@@ -343,12 +343,38 @@ def _create_clerk_user(world: "World", wanted: wire.CreateClerkUser) -> Obj:
         last_name=wanted.last_name,
         github_login=wanted.github_login,
         user_id=wanted.user_id,
+        more_emails=wanted.more_emails,
+        private_metadata=wanted.private_metadata,
+        public_metadata=wanted.public_metadata,
+        unsafe_metadata=wanted.unsafe_metadata,
     )
 
 
 @on(wire.UpdateClerkUser)
 def _update_clerk_user(world: "World", wanted: wire.UpdateClerkUser) -> Obj:
     return world.clerk.update_user(wanted.user_id, wanted.changes)
+
+
+@on(wire.DeleteClerkUser)
+def _delete_clerk_user(world: "World", wanted: wire.DeleteClerkUser) -> Obj:
+    return world.clerk.delete_user(wanted.user_id)
+
+
+@on(wire.MintToken)
+def _mint_token(world: "World", wanted: wire.MintToken) -> str:
+    return world.issuer.mint(
+        wanted.user_id,
+        role=wanted.role,
+        expires_in_s=wanted.expires_in_s,
+        signature=wanted.signature,
+        claims=wanted.claims,
+        header=wanted.header,
+    )
+
+
+@on(wire.RotateTokenKey)
+def _rotate_token_key(world: "World", wanted: wire.RotateTokenKey) -> str:
+    return world.issuer.rotate(keep_old=wanted.keep_old)
 
 
 @on(wire.DeliverClerk)

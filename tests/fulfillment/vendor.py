@@ -55,7 +55,7 @@ class Vendor:
     in_flight_max: int = 0
     before: Callable[[str], Awaitable[None]] | None = None
     """Run while a delivery is in flight, before its answer."""
-    accounts: dict[str, HandleAnswer] = field(default_factory=dict)
+    checks: dict[str, HandleAnswer] = field(default_factory=dict)
     """What a check of a handle is told; one that is not listed is somebody's."""
     checked: list[str] = field(default_factory=list)
     before_check: Callable[[str], Awaitable[None]] | None = None
@@ -75,7 +75,7 @@ class Vendor:
         self.checked.append(handle)
         if self.before_check is not None:
             await self.before_check(handle)
-        return self.accounts.get(handle, HandleKnown(handle))
+        return self.checks.get(handle, HandleKnown(handle))
 
     async def asked(self, handle: str) -> Says:
         """A delivery arrives. NOTHING never returns."""

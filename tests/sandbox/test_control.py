@@ -150,7 +150,20 @@ async def test_idle_has_a_bound(control: SandboxControl, world: World, receiver:
 
 async def test_clerk_over_the_wire(control: SandboxControl, receiver: Receiver) -> None:
     endpoint = await control.do(wire.AddClerkEndpoint(receiver.url, posting=Posting.HELD))
-    user = await control.do(wire.CreateClerkUser("a@example.com", username="ada", github_login="octocat"))
+    user = await control.do(
+        wire.CreateClerkUser(
+            "a@example.com",
+            username="ada",
+            github_login="octocat",
+            more_emails=("c@example.com",),
+            private_metadata={"stripe_customer_id": "cus_1"},
+            public_metadata={"tier": 1},
+            unsafe_metadata={"theme": "dark"},
+        )
+    )
+    assert len(user["email_addresses"]) == 3
+    told = [user[f"{kind}_metadata"] for kind in ("private", "public", "unsafe")]
+    assert told == [{"stripe_customer_id": "cus_1"}, {"tier": 1}, {"theme": "dark"}]
     updated = await control.do(wire.UpdateClerkUser(user["id"], {"email": "b@example.com"}))
     assert updated["id"] == user["id"]
     messages = await control.do(wire.ListClerkMessages())
@@ -158,8 +171,10 @@ async def test_clerk_over_the_wire(control: SandboxControl, receiver: Receiver) 
     assert messages[1].body["data"]["id"] == user["id"]
     plan = Plan(tuple(message.id for message in messages), (endpoint.id,))
     assert [one.taken for one in await control.do(wire.DeliverClerk(plan))] == [True, True]
-    with pytest.raises(SandboxRefused, match="no Clerk user"):
-        await control.do(wire.UpdateClerkUser("user_none", {}))
+    assert (await control.do(wire.DeleteClerkUser(user["id"])))["id"] == user["id"]
+    for command in (wire.UpdateClerkUser(user["id"], {}), wire.DeleteClerkUser(user["id"])):
+        with pytest.raises(SandboxRefused, match="no Clerk user"):
+            await control.do(command)
 
 
 async def test_github_can_be_limited(control: SandboxControl, urls: Urls) -> None:

@@ -188,7 +188,7 @@ async def test_the_username_is_checked_as_before_the_payment(start: Start, purch
     purchase = await failed(purchases, github_account_id=99)
     before = await purchases.row(purchase)
     process = await start()
-    process.vendor.accounts |= {"nobody": HandleUnknown("no_such_account"), "away": HandleUnverified("http_503")}
+    process.vendor.checks |= {"nobody": HandleUnknown("no_such_account"), "away": HandleUnverified("http_503")}
     refused = await refusal(corrects(process, purchase, "nobody"))
     assert (refused.code.name, refused.code.status) == ("github_handle_unknown", 400)
     assert await purchases.row(purchase) == before
@@ -204,7 +204,7 @@ async def test_a_correction_writes_all_of_it_at_once_and_touches_no_instant(star
     purchase = await failed(purchases, attention="unexplained_refusal", claim_token=3, github_account_id=1, **slow)
     before = dict(await purchases.row(purchase))
     process = await start()
-    process.vendor.accounts["Fixed"] = HandleKnown("fixed", 7)
+    process.vendor.checks["Fixed"] = HandleKnown("fixed", 7)
     await process.gates.close(process.fulfillment.outside.inviter.gate, timedelta(minutes=5), "by hand", "op")
     (corrected,) = await corrects(process, purchase, "Fixed")
     assert corrected.state == PENDING, "behind a closed gate it waits"
@@ -261,7 +261,7 @@ async def test_a_username_that_stays_keeps_the_account_that_was_pinned_to_it(
     """The name may be a stranger's by now; sending it again is no word on that."""
     purchase = await expired(purchases, "octocat", github_account_id=1)
     process = await start()
-    process.vendor.accounts["octocat"] = HandleKnown("octocat", 666)
+    process.vendor.checks["octocat"] = HandleKnown("octocat", 666)
     await process.gates.close(process.fulfillment.outside.inviter.gate, timedelta(minutes=5), "by hand", "op")
     await corrects(process, purchase, "octocat")
     assert (await purchases.row(purchase))["github_account_id"] == 1

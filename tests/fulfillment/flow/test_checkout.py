@@ -46,7 +46,7 @@ async def pages(owner: Connection) -> dict[str, bool]:
 @pytest.mark.promise("F55")
 async def test_who_is_to_be_invited_is_written_on_the_session(start: Start) -> None:
     process = await start()
-    process.vendor.accounts["OctoCat"] = HandleKnown("octocat", 583231)
+    process.vendor.checks["OctoCat"] = HandleKnown("octocat", 583231)
     with structlog.testing.capture_logs() as logs:
         assert await buys(process, "OctoCat") == OPENED
     assert process.vendor.checked == ["OctoCat"]
@@ -66,7 +66,7 @@ async def test_who_has_no_account_pays_all_the_same(start: Start) -> None:
 @pytest.mark.parametrize("code", ["no_such_account", "not_a_person"])
 async def test_what_the_vendor_denies_is_not_sold(start: Start, code: str) -> None:
     process = await start()
-    process.vendor.accounts["nobody"] = HandleUnknown(code)
+    process.vendor.checks["nobody"] = HandleUnknown(code)
     with pytest.raises(Refusal) as refused:
         await buys(process, "nobody")
     assert (refused.value.code.name, refused.value.code.status) == ("github_handle_unknown", 400)
@@ -77,7 +77,7 @@ async def test_what_the_vendor_denies_is_not_sold(start: Start, code: str) -> No
 @pytest.mark.parametrize("our_fault", [False, True])
 async def test_a_check_that_is_away_stops_no_sale(start: Start, owner: Connection, our_fault: bool) -> None:
     process = await start()
-    process.vendor.accounts["OctoCat"] = HandleUnverified("http_401", our_fault=our_fault)
+    process.vendor.checks["OctoCat"] = HandleUnverified("http_401", our_fault=our_fault)
     with structlog.testing.capture_logs() as logs:
         assert await buys(process, "OctoCat") == OPENED
     assert unverified(logs) == ["http_401"]
@@ -87,7 +87,7 @@ async def test_a_check_that_is_away_stops_no_sale(start: Start, owner: Connectio
     # An answer of whatever kind is a token that works.
     for answer in (HandleKnown("octocat"), HandleUnknown("no_such_account")):
         await owner.execute("update pages set resolved_at = null")
-        process.vendor.accounts["OctoCat"] = answer
+        process.vendor.checks["OctoCat"] = answer
         try:
             await check(process.fulfillment, "OctoCat")
         except Refusal:
@@ -100,7 +100,7 @@ async def test_a_check_that_is_refused_for_its_rate_closes_the_gate_for_everybod
     start: Start, owner: Connection, wait: timedelta | None
 ) -> None:
     process = await start()
-    process.vendor.accounts["octocat"] = HandleUnverified("rate_limited", pause=Pause(wait))
+    process.vendor.checks["octocat"] = HandleUnverified("rate_limited", pause=Pause(wait))
     assert await buys(process) == OPENED
     gate = process.fulfillment.outside.inviter.gate
     left = "select extract(epoch from closed_until - rowclaim_now())::int from vendor_gates where vendor = $1"
@@ -126,7 +126,7 @@ async def test_the_buyer_is_named_as_identity_knows_them(start: Start, owner: Co
 async def test_the_idempotency_key_is_the_users_own(start: Start) -> None:
     """And another one while the check is away: what it could not verify is another request to the payments' vendor."""
     process = await start()
-    process.vendor.accounts |= {"octocat": HandleKnown("octocat", 1), "hubot": HandleKnown("hubot", 2)}
+    process.vendor.checks |= {"octocat": HandleKnown("octocat", 1), "hubot": HandleKnown("hubot", 2)}
 
     async def key(user: str, client_key: str | None, handle: str | None = "octocat") -> str | None:
         await buys(process, handle, user=user, key=client_key)
@@ -136,7 +136,7 @@ async def test_the_idempotency_key_is_the_users_own(start: Start) -> None:
     assert first == await key("user_1", "a key")
     assert first == await key("user_1", "a key", "hubot"), "the vendor sees a reused key, and refuses it"
     assert first == await key("user_1", "a key", None)
-    process.vendor.accounts["octocat"] = HandleUnverified("timed_out")
+    process.vendor.checks["octocat"] = HandleUnverified("timed_out")
     keys = [first, await key("user_2", "a key"), await key("user_1", "b key"), await key("user_1", "a key")]
     assert len(set(keys)) == 4
     assert all(one is not None and "key" not in one and len(one) <= 100 for one in keys)
