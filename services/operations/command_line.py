@@ -29,10 +29,10 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (up, demo, token, migrate, topics, doctor, serve, consume, sweep, pause, forget, prune):
+    ours: list[Callable[..., None]] = [up, demo, token, migrate, topics, doctor, serve, consume, sweep, pause]
+    ours += [forget, prune, reference, schemas, openapi, asyncapi]
+    for command in ours:
         app.command()(command)
-    for writes in (reference, schemas, openapi, asyncapi):
-        app.command()(writes)
     app.add_typer(gate, name="gate")
     app.add_typer(pages, name="pages")
     for service in terminal.services:
