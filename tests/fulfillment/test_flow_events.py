@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from services.fulfillment.consumer import SERVICE, FulfillmentSettings
+from services.fulfillment.consumer import FulfillmentSettings
 from services.fulfillment.flow import events
+from services.fulfillment.flow.invitations import check_invitations
 from services.fulfillment.machine import (
     Charge,
     Fetched,
@@ -550,11 +551,11 @@ async def test_an_idle_system_with_pending_purchases_calls_nobody_however_long_i
         await clock.shift(timedelta(days=30))
         assert await worker.step() == 0
         await owe_missing(process.fulfillment.db, timedelta(days=1))
+        await check_invitations(process.fulfillment)
     assert (process.vendor.calls, process.vendor.questions) == ([], [])
     assert await purchases.states() == [PENDING, PENDING, IN_PROGRESS]
     assert (await purchases.row(stranded))["fulfillment_attempts"] == 0
     assert FulfillmentSettings.model_fields["sweep"].default is False
-    assert SERVICE.routes is None
 
 
 async def test_an_event_is_done_only_after_its_flush_returned(
