@@ -10,6 +10,7 @@ import pytest
 
 from services.fulfillment.consumer import FulfillmentSettings
 from services.fulfillment.flow import events
+from services.fulfillment.flow.invitations import check_invitations
 from services.fulfillment.machine import (
     Charge,
     Fetched,
@@ -550,6 +551,7 @@ async def test_an_idle_system_with_pending_purchases_calls_nobody_however_long_i
         await clock.shift(timedelta(days=30))
         assert await worker.step() == 0
         await owe_missing(process.fulfillment.db, timedelta(days=1))
+        await check_invitations(process.fulfillment)
     assert (process.vendor.calls, process.vendor.questions) == ([], [])
     assert await purchases.states() == [PENDING, PENDING, IN_PROGRESS]
     assert (await purchases.row(stranded))["fulfillment_attempts"] == 0
