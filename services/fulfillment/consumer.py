@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from services.fulfillment.api import make_commands
-from services.fulfillment.flow import events
+from services.fulfillment.flow import events, forgetting
 from services.fulfillment.flow.flush import SLICE, Fulfillment, Outside
 from services.fulfillment.gateway.checkout import CheckoutSettings, open_checkout
 from services.fulfillment.gateway.invite import InviteSettings, open_inviter, paces
@@ -17,7 +17,7 @@ from services.fulfillment.gateway.mail import open_mailer
 from services.fulfillment.machine import PURCHASES
 from services.kernel.deliveries import DeliveryWorker
 from services.kernel.inbox import Subscription
-from services.kernel.service import CommandLine, Consumption, Runtime, Service
+from services.kernel.service import CommandLine, Consumption, Personal, Runtime, Service
 from services.kernel.sweep import Sweep
 from services.kernel.worker import Worker
 
@@ -93,6 +93,14 @@ def in_process(line: CommandLine, work: Callable[[Fulfillment], Awaitable[T]]) -
     return line.run(SERVICE, opened, in_order=True)
 
 
+async def traces(runtime: Runtime, user_id: str) -> frozenset[str]:
+    return await forgetting.traces(await runtime.database(SERVICE.role), user_id)
+
+
+async def blank(runtime: Runtime, user_id: str, *, dry_run: bool) -> Mapping[str, int]:
+    return await forgetting.blank(await runtime.database(SERVICE.role), user_id, dry_run=dry_run)
+
+
 SERVICE: Final = Service(
     name=SLICE,
     settings=FulfillmentSettings,
@@ -104,4 +112,5 @@ SERVICE: Final = Service(
     topics=("stripe.events.v1",),
     consume=consume,
     commands=make_commands(in_process),
+    personal=Personal(traces, blank),
 )
