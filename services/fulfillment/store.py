@@ -397,6 +397,15 @@ async def find_state(tx: Tx, purchase_id: int) -> PurchaseState | None:
     return await tx.row(PurchaseState, FIND_STATE, purchase_id)
 
 
+STATES: Final[LiteralString] = """
+select id, user_id, fulfillment_state, revoked_at from purchases where id = any($1::bigint[]) order by id"""
+
+
+async def list_states(tx: Tx, purchase_ids: Sequence[int]) -> list[PurchaseState]:
+    """How these purchases stand now."""
+    return await tx.rows(PurchaseState, STATES, purchase_ids)
+
+
 # Oldest first, which is also the order in which the writes that follow lock: two persons at once do not block each
 # other for good.
 STATES_OF_USER: Final[LiteralString] = """

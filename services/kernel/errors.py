@@ -87,6 +87,7 @@ slice_unknown - 64 No slice has that name; the answer lists those there are.
 stop_overdue - 75 Work in hand outlasted ROWCLAIM_GRACEFUL_STOP_S and was cut off; its rows show what is left to do.
 task_crashed 500 70 A task failed and took its process down; start it anew and report the log line process.task_crashed.
 topic_refused - 78 The broker refused to create a topic; correct what it says, then run `rowclaim topics` again.
+vendor_unknown 404 65 No code of this installation calls that vendor; `rowclaim gate list` names those it calls.
 # What `rowclaim doctor` finds
 broker_unreachable - 69 No broker answers at ROWCLAIM_KAFKA_BOOTSTRAP; start it or correct it.
 clock_skew - 78 This machine's clock and the database's are apart, and signatures are judged by ours; synchronise both.

@@ -155,12 +155,17 @@ G = TypeVar("G", bound=Gated)
 Call = Callable[Concatenate[G, P], Coroutine[Any, Any, T]]
 
 
+VENDORS: Final[set[str]] = set()
+"""Every vendor that some code of this process calls."""
+
+
 def vendor(name: str, *, bound_s: float) -> Callable[[Call[G, P, T]], Call[G, P, T]]:
     """The door of every vendor call: a method of a gateway that has ``gates``.
 
     Refuses inside a transaction (a lock held across a vendor's pause is an outage of ours), waits for the pace and
     refuses at a closed gate, ends the call after ``bound_s`` seconds with TimeoutError, counts and times it.
     """
+    VENDORS.add(name)
 
     def through(call: Call[G, P, T]) -> Call[G, P, T]:
         @functools.wraps(call)

@@ -4,10 +4,11 @@ Imported by processes that serve such routes, and by whoever describes them: it 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, Protocol
 
+import structlog
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.requests import Request
@@ -16,9 +17,18 @@ from starlette.types import Message, Receive
 
 from services.kernel.auth import CALLER, Access, Caller, refusal
 from services.kernel.errors import Refusal
+from services.operations.limits import RateLimits
+from services.operations.process import Process
+from services.operations.tokens import Keys, Tokens
+
+log = structlog.get_logger()
 
 BODY_WITHIN_S: Final = 10.0
 """How long a body may take to arrive."""
+
+
+MakeKeys = Callable[[Process], Awaitable[Keys]]
+"""How a process gets the issuer's keys; wired where vendors are known."""
 
 
 class Callers(Protocol):
@@ -37,7 +47,7 @@ class Limits(Protocol):
         ...
 
 
-class Door:
+class Guard:
     """``kernel.auth.Auth`` of a serving process."""
 
     def __init__(self, callers: Callers, limits: Limits, *, body_bytes_max: int) -> None:
@@ -46,7 +56,7 @@ class Door:
         self.body_bytes_max = body_bytes_max
 
     def routes(self, access: Access) -> APIRouter:
-        guarding = {"door": self, "access": access}
+        guarding = {"guard": self, "access": access}
         return APIRouter(
             route_class=type("GuardedRoute", (GuardedRoute,), guarding),
             responses=refusals(access),
@@ -66,9 +76,9 @@ class Door:
 
 
 class GuardedRoute(APIRoute):
-    """A route of the API. ``Door.routes`` makes the class whose door and access are set."""
+    """A route of the API. ``Guard.routes`` makes the class whose guard and access are set."""
 
-    door: ClassVar[Door]
+    guard: ClassVar[Guard]
     access: ClassVar[Access]
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
@@ -80,8 +90,8 @@ class GuardedRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
-            await self.door.admit(request, self.access)
-            body = await read_body(request.receive, self.door.body_bytes_max)
+            await self.guard.admit(request, self.access)
+            body = await read_body(request.receive, self.guard.body_bytes_max)
             if body is None:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)  # who hung up reads no answer
             return await handle(Request(request.scope, _replayed(body, request.receive)))
@@ -138,6 +148,25 @@ def refusals(access: Access) -> dict[int | str, dict[str, Any]]:
     return {status.value: refusal(sentence) for status, sentence in sorted(known.items())}
 
 
+async def open_guard(process: Process, make_keys: MakeKeys | None) -> Guard:
+    """The guard of a serving process, by its settings."""
+    settings = process.settings
+    valkey_url = settings.valkey_url.get_secret_value() if settings.valkey_url else None
+    limits = RateLimits(settings.http_rate_per_minute, valkey_url)
+    process.on_close(limits.aclose)
+    callers: Callers = _Nobody()
+    if settings.auth_issuer is None or make_keys is None:
+        log.warning("auth.unconfigured")
+    else:
+        callers = Tokens(
+            await make_keys(process),
+            issuer=settings.auth_issuer,
+            parties=settings.auth_authorized_parties,
+            role_claim=settings.auth_role_claim,
+        )
+    return Guard(callers, limits, body_bytes_max=settings.http_body_bytes_max)
+
+
 class _Nobody:
     """Lets nobody in: no issuer is known."""
 
@@ -150,6 +179,6 @@ class _Uncounted:
         raise Refusal("auth_unconfigured")
 
 
-def undetermined() -> Door:
-    """A door that is wired to nothing, for documents: nobody gets in."""
-    return Door(_Nobody(), _Uncounted(), body_bytes_max=0)
+def undetermined() -> Guard:
+    """A guard that is wired to nothing, for documents: nobody gets in."""
+    return Guard(_Nobody(), _Uncounted(), body_bytes_max=0)

@@ -2,12 +2,13 @@
 
 import typer
 
+from services.operations.by_hand import gate, pages, pause
 from services.operations.consuming import consume, sweep
 from services.operations.demo.command import demo
 from services.operations.doctor import doctor
 from services.operations.forgetting import forget
-from services.operations.gates import gate, pages
 from services.operations.migrating import migrate, topics
+from services.operations.openapi import openapi
 from services.operations.pruning import prune
 from services.operations.publishing import asyncapi, schemas
 from services.operations.reference import reference
@@ -25,21 +26,9 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (
-        up,
-        demo,
-        migrate,
-        topics,
-        doctor,
-        serve,
-        consume,
-        sweep,
-        forget,
-        prune,
-        reference,
-        schemas,
-        asyncapi,
-    ):
+    for command in (up, demo, migrate, topics, doctor, serve, consume, sweep, pause, forget, prune):
+        app.command()(command)
+    for command in (reference, schemas, openapi, asyncapi):
         app.command()(command)
     app.add_typer(gate, name="gate")
     app.add_typer(pages, name="pages")

@@ -164,6 +164,11 @@ class Gate:
     refusals: int
 
 
+@dataclass(frozen=True, slots=True)
+class ClosedByHand:
+    vendor: str
+
+
 OPEN: Final[LiteralString] = """
 update vendor_gates set closed_until = null, reason = null, closed_by = null, closed_at = null, refusals = 0
 where vendor = $1 and closed_until > rowclaim_now()"""
@@ -177,6 +182,19 @@ from vendor_gates order by vendor"""
 async def list_gates(tx: Tx) -> list[Gate]:
     """Every vendor that was ever called through a gate; ``closed_until`` None: open."""
     return await tx.rows(Gate, GATES)
+
+
+# By the hand that closed it last: what a vendor's refusal closed since is not a person's to open unnamed.
+CLOSED_BY_HAND: Final[LiteralString] = """
+select g.vendor from vendor_gates g
+where g.closed_until > rowclaim_now() and exists (
+  select from admin_actions a where a.verb = 'close_gate' and a.target = 'gate ' || g.vendor and a.actor = g.closed_by)
+order by g.vendor"""
+
+
+async def list_closed_by_hand(tx: Tx) -> list[str]:
+    """The vendors whose gate a person holds closed."""
+    return [row.vendor for row in await tx.rows(ClosedByHand, CLOSED_BY_HAND)]
 
 
 async def open_gate(tx: Tx, vendor: str) -> bool:

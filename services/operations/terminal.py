@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 import uvloop
@@ -30,6 +30,9 @@ from services.kernel.service import Runtime, Service
 from services.operations.environment import Loaded, load
 from services.operations.logs import configure_logging
 from services.operations.process import MakeSender, Process, open_database, signals
+
+if TYPE_CHECKING:
+    from services.operations.access import MakeKeys
 
 T = TypeVar("T")
 
@@ -48,6 +51,8 @@ class Terminal:
     services: tuple[Service, ...]
     make_sender: MakeSender
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    make_keys: "MakeKeys | None" = None
+    """None: no token can be checked."""
 
     @property
     def actor(self) -> str:

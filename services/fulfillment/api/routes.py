@@ -5,7 +5,7 @@ Imported by processes that serve, and by whoever describes the API: it brings Fa
 
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Path
 from starlette.routing import BaseRoute
@@ -14,7 +14,6 @@ from schemas import fulfillment as wire
 from services.fulfillment.flow import buyer, checkout, operator
 from services.fulfillment.flow.flush import FlushReport, Fulfillment
 from services.fulfillment.machine import FulfillmentState
-from services.fulfillment.store import OwnPurchase, PurchaseInSight
 from services.kernel.auth import Access, Auth, Caller, caller, refusal
 
 Wired = Callable[[], Fulfillment]
@@ -23,8 +22,9 @@ PurchaseId = Annotated[wire.Id, Path()]
 UserId = Annotated[wire.UserId, Path()]
 IdempotencyKey = Annotated[str | None, Header(description="1 to 200 characters of printable ASCII.")]
 
-UNKNOWN: Final = {HTTPStatus.NOT_FOUND.value: refusal("Nothing of the caller's is there.")}
-CONFLICT: Final = {HTTPStatus.CONFLICT.value: refusal("It is not as the request supposes; `code` says how it is.")}
+Answers = dict[int | str, dict[str, Any]]
+CONFLICT: Final[Answers] = {409: refusal("It is not as the request supposes; `code` says how it is.")}
+UNKNOWN: Final[Answers] = {404: refusal("Nothing of that id is there, or nothing of the caller's.")}
 
 
 def routes(auth: Auth, wired: Wired) -> Sequence[BaseRoute]:
@@ -33,15 +33,13 @@ def routes(auth: Auth, wired: Wired) -> Sequence[BaseRoute]:
 
 
 def _buyers(router: APIRouter, wired: Wired) -> APIRouter:
-    @router.post("/checkout/session", status_code=HTTPStatus.CREATED, responses={**CONFLICT})
+    @router.post("/checkout/session", status_code=HTTPStatus.CREATED, responses=CONFLICT)
     async def open_checkout(
         who: Who, asked: wire.CheckoutRequest, idempotency_key: IdempotencyKey = None
     ) -> wire.CheckoutSession:
         """Open a Checkout Session. The username is checked first: what GitHub denies is refused, and whatever it
         cannot say stops no sale."""
-        opened = await checkout.open_session(
-            wired(), who.user_id, asked.github_username, client_key=idempotency_key
-        )
+        opened = await checkout.open_session(wired(), who.user_id, asked.github_username, client_key=idempotency_key)
         return wire.CheckoutSession(id=opened.id, url=opened.url)
 
     @router.get("/fulfillment")
@@ -49,7 +47,7 @@ def _buyers(router: APIRouter, wired: Wired) -> APIRouter:
         """The caller's own purchases, newest first."""
         return _purchases(await buyer.list_own(wired(), who.user_id))
 
-    @router.post("/fulfillment/requeue", responses={**UNKNOWN, **CONFLICT})
+    @router.post("/fulfillment/requeue", responses=UNKNOWN | CONFLICT)
     async def requeue(who: Who, asked: wire.RequeueRequest) -> wire.Purchases:
         """Correct a username, and have it delivered: all of the caller's purchases as they stand after that, or after
         25 seconds."""
@@ -64,7 +62,7 @@ def _operators(router: APIRouter, wired: Wired) -> APIRouter:
         """What needs a person's look, newest attempt first; fifty at most, and no further page."""
         return wire.Attention(purchases=tuple(map(_in_sight, await operator.list_attention(wired()))))
 
-    @router.post("/admin/users/{user_id}/fulfillment/retrigger", responses={**UNKNOWN, **CONFLICT})
+    @router.post("/admin/users/{user_id}/fulfillment/retrigger", responses=UNKNOWN | CONFLICT)
     async def retrigger(who: Who, user_id: UserId, asked: wire.RetriggerRequest) -> wire.RetriggerAnswer:
         """Set a user's purchases back to pending and flush. A closed gate stays closed: the answer says until when."""
         moved, report = await operator.retrigger_user(
@@ -83,7 +81,7 @@ def _operators(router: APIRouter, wired: Wired) -> APIRouter:
             flush=report and _flush(report),
         )
 
-    @router.post("/admin/purchases/{purchase_id}/link", responses={**UNKNOWN, **CONFLICT})
+    @router.post("/admin/purchases/{purchase_id}/link", responses=UNKNOWN | CONFLICT)
     async def link(who: Who, purchase_id: PurchaseId, asked: wire.LinkRequest) -> wire.PurchaseInSight:
         """Give a purchase that was recorded without an owner to a user. It grants nothing, and replaces no owner."""
         return _in_sight(
@@ -94,11 +92,11 @@ def _operators(router: APIRouter, wired: Wired) -> APIRouter:
 
 
 # ------------------------------------------------------------------------------------------------------- the answers
-def _purchases(own: Sequence[OwnPurchase]) -> wire.Purchases:
+def _purchases(own: Sequence[buyer.OwnPurchase]) -> wire.Purchases:
     return wire.Purchases(purchases=tuple(map(_purchase, own)))
 
 
-def _purchase(own: OwnPurchase) -> wire.Purchase:
+def _purchase(own: buyer.OwnPurchase) -> wire.Purchase:
     handed_out = own.state is FulfillmentState.DELIVERED and (own.invited_at or own.accepted_at) is not None
     return wire.Purchase(
         id=own.id,
@@ -117,7 +115,7 @@ def _purchase(own: OwnPurchase) -> wire.Purchase:
     )
 
 
-def _in_sight(purchase: PurchaseInSight) -> wire.PurchaseInSight:
+def _in_sight(purchase: operator.PurchaseInSight) -> wire.PurchaseInSight:
     return wire.PurchaseInSight(
         id=purchase.id,
         user_id=purchase.user_id,

@@ -6,8 +6,9 @@ from services.fulfillment import store
 from services.fulfillment.flow import checkout
 from services.fulfillment.flow.flush import Fulfillment
 from services.fulfillment.machine import FulfillmentState
-from services.fulfillment.store import OwnPurchase
 from services.kernel.errors import Refusal
+
+OwnPurchase = store.OwnPurchase
 
 OWN_MAX: Final = 100
 
@@ -21,13 +22,13 @@ async def requeue(fulfillment: Fulfillment, user_id: str, purchase_id: int, hand
     """Take a buyer's correction: check the username, write it, flush; all their purchases as they stand then.
 
     A failed purchase takes another username; a delivered one whose invitation ran out takes any, its own too. The
-    answer waits for the flush, 25 seconds at most. Raises Refusal, with nothing written: those of ``refusal_of`` and
-    ``checkout.check``, and ``fulfillment_changed``.
+    answer waits for the flush, 25 seconds at most. Raises Refusal, with nothing written:
+    ``fulfillment_purchase_unknown`` (somebody else's, too), those of ``refusal_of`` and ``checkout.check``, and
+    ``fulfillment_changed``.
     """
     read = await _find(fulfillment, user_id, purchase_id)
     if refused := refusal_of(read, handle):
         raise refused
-    assert read is not None, "what is not there is refused"
     checked = await checkout.check(fulfillment, handle)
     # A username that stays is no new word on whose it is: the account that was pinned to it stays pinned.
     pinned = read.github_account_id if is_same(handle, read.github_handle) else None
@@ -42,14 +43,11 @@ async def requeue(fulfillment: Fulfillment, user_id: str, purchase_id: int, hand
     return await list_own(fulfillment, user_id)
 
 
-def refusal_of(purchase: OwnPurchase | None, handle: str) -> Refusal | None:
+def refusal_of(purchase: OwnPurchase, handle: str) -> Refusal | None:
     """Why a purchase takes no correction to ``handle`` now, the first reason that stands; None: it takes it.
 
-    ``fulfillment_purchase_unknown`` (somebody else's, too) · ``fulfillment_revoked`` · ``fulfillment_not_failed`` ·
-    ``github_handle_unchanged`` · ``fulfillment_cooldown``.
+    ``fulfillment_revoked`` · ``fulfillment_not_failed`` · ``github_handle_unchanged`` · ``fulfillment_cooldown``.
     """
-    if purchase is None:
-        return Refusal("fulfillment_purchase_unknown")
     if purchase.revoked_at is not None:
         return Refusal("fulfillment_revoked")
     if purchase.state is FulfillmentState.DELIVERED and purchase.expired_at is not None:
@@ -61,7 +59,10 @@ def refusal_of(purchase: OwnPurchase | None, handle: str) -> Refusal | None:
     if purchase.cooldown_until is not None:
         until = purchase.cooldown_until.isoformat().replace("+00:00", "Z")
         return Refusal(
-            "fulfillment_cooldown", f"until {until}", retry_after_s=purchase.cooldown_s, members={"cooldownUntil": until}
+            "fulfillment_cooldown",
+            f"until {until}",
+            retry_after_s=purchase.cooldown_s,
+            members={"cooldownUntil": until},
         )
     return None
 
@@ -71,5 +72,8 @@ def is_same(handle: str, other: str | None) -> bool:
     return other is not None and handle.lower() == other.lower()
 
 
-async def _find(fulfillment: Fulfillment, user_id: str, purchase_id: int) -> OwnPurchase | None:
-    return await store.find_own(fulfillment.db, user_id, purchase_id, cooldown=fulfillment.cooldown)
+async def _find(fulfillment: Fulfillment, user_id: str, purchase_id: int) -> OwnPurchase:
+    found = await store.find_own(fulfillment.db, user_id, purchase_id, cooldown=fulfillment.cooldown)
+    if found is None:
+        raise Refusal("fulfillment_purchase_unknown")
+    return found

@@ -28,15 +28,13 @@ CHECK_PAGE: Final = f"{SLICE}:handle_check"
 CHECKOUT_PAGE: Final = f"{SLICE}:checkout"
 
 
-async def open_session(
-    fulfillment: Fulfillment, user_id: str, handle: str | None, *, client_key: str | None
-) -> Opened:
+async def open_session(fulfillment: Fulfillment, user_id: str, handle: str | None, *, client_key: str | None) -> Opened:
     """Open a Checkout Session for a user who wants ``handle`` invited; None: they have no account yet, and it is not
     looked up.
 
     ``client_key``: the client's idempotency key; with it, a repetition opens the same Session. Raises Refusal:
-    ``github_handle_unknown``, ``idempotency_key_invalid``, ``idempotency_key_reused``; Retryable:
-    ``checkout_unavailable``, ``checkout_unconfigured``.
+    ``github_handle_unknown``, ``idempotency_key_invalid``, ``idempotency_key_reused``, ``checkout_unconfigured``;
+    Retryable: ``checkout_unavailable``.
     """
     if client_key is not None and CLIENT_KEY.fullmatch(client_key) is None:
         raise Refusal("idempotency_key_invalid")
@@ -46,9 +44,9 @@ async def open_session(
         user_id=user_id,
         handle=None if checked is None else checked.handle,
         account_id=None if checked is None else checked.account_id,
-        email=buyer and buyer.email,
-        customer_id=buyer and buyer.stripe_customer_id,
-        idempotency_key=client_key and _own_key(user_id, client_key, checked),
+        email=None if buyer is None else buyer.email,
+        customer_id=None if buyer is None else buyer.stripe_customer_id,
+        idempotency_key=None if client_key is None else _own_key(user_id, client_key, checked),
     )
     match await fulfillment.outside.checkout.open(new):
         case Opened() as opened:
@@ -59,6 +57,8 @@ async def open_session(
         case SessionTrouble(code):
             log.warning("fulfillment.session_not_opened", code=code)
             raise Retryable("checkout_unavailable", code)
+        case SessionMisconfigured("checkout_unconfigured"):
+            raise Refusal("checkout_unconfigured")
         case SessionMisconfigured(code):
             # Stripe's gate stays open: what is already paid is still read through it.
             log.error("fulfillment.session_not_opened", code=code)

@@ -1,15 +1,17 @@
 """What a person judges: send again, give a payment its owner; and what needs their look."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from services.fulfillment import store
 from services.fulfillment.flow.flush import FlushReport, Fulfillment
 from services.fulfillment.machine import PURCHASES, FulfillmentState
-from services.fulfillment.store import PurchaseInSight, PurchaseState
+from services.fulfillment.store import PurchaseState
 from services.kernel.db import Tx
 from services.kernel.errors import Refusal
+
+PurchaseInSight = store.PurchaseInSight
 
 ATTENTION_MAX: Final = 50
 """There are no pages: whoever sees so many looks at one cause, not at so many buyers."""
@@ -41,7 +43,7 @@ class _Word:
     reason: str
 
 
-# -------------------------------------------------------------------------------------------------------- what to look at
+# ------------------------------------------------------------------------------------------------------ what to look at
 async def list_attention(fulfillment: Fulfillment) -> list[PurchaseInSight]:
     """What a person should look at, newest attempt first, fifty at most.
 
@@ -57,7 +59,7 @@ def can_resend(purchase: PurchaseInSight) -> bool:
     return purchase.user_id is not None and purchase.revoked_at is None
 
 
-# ------------------------------------------------------------------------------------------------------------- send again
+# ----------------------------------------------------------------------------------------------------------- send again
 async def retrigger(
     fulfillment: Fulfillment, purchase_id: int, *, actor: str, reason: str | None, force: bool
 ) -> Retriggered:
@@ -75,7 +77,8 @@ async def retrigger(
             raise Refusal("fulfillment_purchase_unknown", str(purchase_id))
         before = await _requeue_named(tx, stands, word)
     report = await fulfillment.flush()
-    return Retriggered(purchase_id, before, await _state(fulfillment, purchase_id), report)
+    (moved,) = await _moved(fulfillment, {purchase_id: before})
+    return Retriggered(moved.purchase_id, moved.before, moved.after, report)
 
 
 async def retrigger_user(
@@ -92,16 +95,16 @@ async def retrigger_user(
         if not stand:
             raise Refusal("fulfillment_user_unknown")
         if purchase_id is None:
-            moved = [(one.id, before) for one in stand if (before := await _requeue(tx, one, word)) is not None]
+            was = {one.id: before for one in stand if (before := await _requeue(tx, one, word)) is not None}
         else:
             named = next((one for one in stand if one.id == purchase_id), None)
             if named is None:
                 raise Refusal("fulfillment_purchase_unknown", str(purchase_id))
-            moved = [(purchase_id, await _requeue_named(tx, named, word))]
-        if not moved:
+            was = {purchase_id: await _requeue_named(tx, named, word)}
+        if not was:
             raise _not_requeueable(stand)
     report = await fulfillment.flushed()
-    return [Moved(purchase, before, await _state(fulfillment, purchase)) for purchase, before in moved], report
+    return await _moved(fulfillment, was), report
 
 
 async def _requeue_named(tx: Tx, stands: PurchaseState, word: _Word) -> FulfillmentState:
@@ -141,10 +144,10 @@ def _word(actor: str, reason: str | None, *, force: bool) -> _Word:
     return word
 
 
-async def _state(fulfillment: Fulfillment, purchase_id: int) -> FulfillmentState:
-    stands = await store.find_state(fulfillment.db, purchase_id)
-    assert stands is not None, "no service deletes a purchase"
-    return stands.fulfillment_state
+async def _moved(fulfillment: Fulfillment, was: Mapping[int, FulfillmentState]) -> list[Moved]:
+    """Every purchase that was moved, as the flush left it."""
+    stand = await store.list_states(fulfillment.db, list(was))
+    return [Moved(one.id, was[one.id], one.fulfillment_state) for one in stand]
 
 
 def _not_requeueable(stand: Sequence[PurchaseState]) -> Refusal:
@@ -162,9 +165,7 @@ async def link(
     ``fulfillment_purchase_unknown``, ``purchase_owned``.
     """
     async with fulfillment.db.transaction() as tx:
-        stands = await store.find_state(tx, purchase_id)
-        if stands is None:
-            raise Refusal("fulfillment_purchase_unknown", str(purchase_id))
+        stands = await _in_sight(tx, purchase_id)
         if not await store.link(tx, purchase_id, user_id):
             raise Refusal("purchase_owned", str(purchase_id))
         await store.record_action(
@@ -176,6 +177,11 @@ async def link(
             before={"user_id": stands.user_id},
             after={"user_id": user_id},
         )
-    linked = await store.find_in_sight(fulfillment.db, purchase_id)
-    assert linked is not None, "no service deletes a purchase"
-    return linked
+    return await _in_sight(fulfillment.db, purchase_id)
+
+
+async def _in_sight(tx: Tx, purchase_id: int) -> PurchaseInSight:
+    found = await store.find_in_sight(tx, purchase_id)
+    if found is None:
+        raise Refusal("fulfillment_purchase_unknown", str(purchase_id))
+    return found
