@@ -28,8 +28,8 @@ def make_app(terminal: Terminal) -> typer.Typer:
     )
     for command in (up, demo, migrate, topics, doctor, serve, consume, sweep, pause, forget, prune):
         app.command()(command)
-    for command in (reference, schemas, openapi, asyncapi):
-        app.command()(command)
+    for writer in (reference, schemas, openapi, asyncapi):
+        app.command()(writer)
     app.add_typer(gate, name="gate")
     app.add_typer(pages, name="pages")
     for service in terminal.services:

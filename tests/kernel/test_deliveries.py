@@ -25,11 +25,11 @@ from services.kernel.deliveries import (
     claim_deliveries,
     finish_deliveries,
     read_deliveries,
-    reap_deliveries,
     renew_deliveries,
 )
 from services.kernel.errors import Retryable
 from services.kernel.inbox import Subscription
+from services.operations.store import reap_deliveries
 from tests.fixtures.database import Clock, Connect
 from tests.waiting import wait_until
 
