@@ -150,6 +150,8 @@ class HandleUnverified:
     code: str
     our_fault: bool = False
     """Our token is refused: an operator must know."""
+    pause: Pause | None = None
+    """It refused, and said so about everybody: nobody else should call it either."""
 
 
 HandleAnswer = HandleKnown | HandleUnknown | HandleUnverified

@@ -73,6 +73,8 @@ token_signature 401 - The token's key did not make this signature.
 # Processes and commands
 database_refused - 78 The database knows no such role or database, or not this password; correct ROWCLAIM_DATABASE_URL
     or ROWCLAIM_DATABASE_PASSWORD; `rowclaim migrate` makes the login roles, `alter role NAME password` lets them in.
+forget_in_progress - 75 Something of this person's is in progress and may write once more; run it again when it ended.
+forget_unknown - 65 Nobody has this user id: no slice knows it and no stored event names it; correct it.
 gate_not_closed 409 65 The gate is open already; `rowclaim gate list` shows them all.
 migration_failed - 78 A migration was rolled back; correct what the database says, then run `rowclaim migrate` again.
 page_not_open - 65 No page of that key is open; `rowclaim pages list` shows those that are.
@@ -122,12 +124,31 @@ platform_unsupported - 78 The embedded servers do not run on this machine; point
 server_already_running - 69 Another process serves the same data directory; stop it or choose another directory.
 server_start_failed - 69 An embedded server did not come up; the message ends with the tail of its log.
 # Fulfillment
+checkout_unavailable 503 - The payments' vendor could not open a checkout now; the same request may succeed later.
+checkout_unconfigured 503 - Nothing is sold here: set ROWCLAIM_FULFILLMENT_CHECKOUT_PRICE, _CHECKOUT_SUCCESS_URL and
+    _CHECKOUT_CANCEL_URL.
+fulfillment_changed 409 - The purchase changed while the username was checked, and what came first stands; read it
+    again.
+fulfillment_cooldown 429 - The last attempt failed just now; `cooldownUntil` says from when on a correction is taken.
+fulfillment_not_failed 409 - Only a failed purchase, or one whose invitation ran out, can be corrected by its buyer.
 fulfillment_not_requeueable 409 65 Unforced, only a pending or failed purchase is re-triggered; add `--force --reason
-    TEXT` to send again.
+    TEXT` (`force` and `reason` over HTTP) to send again.
 fulfillment_purchase_unknown 404 65 There is no purchase of this id; the desk and the log name purchases by their id.
-fulfillment_reason_missing 400 64 Forcing a purchase may repeat what a buyer was given: say why with `--reason TEXT`; it
-    is kept.
+fulfillment_reason_missing 400 64 Forcing a purchase may repeat what a buyer was given: say why with `--reason TEXT`
+    (`reason` over HTTP); it is kept.
+fulfillment_revoked 409 65 The payment was taken back, so nothing is owed; if it was won back, name this purchase alone,
+    by force and with the reason.
+fulfillment_user_unknown 404 - No purchase belongs to this user; one without an owner is linked first.
+github_handle_unchanged 409 - This is the username that could not be invited; correct it.
+github_handle_unknown 400 - GitHub knows no person of this username; correct it.
+idempotency_key_invalid 400 - An idempotency key is 1 to 200 characters of printable ASCII.
+idempotency_key_reused 409 - The idempotency key stands for another request; take a new one for a new request.
+purchase_owned 409 - The purchase has another owner, and that is never changed.
 # Ingress
+backfill_refused - 78 Stripe refuses our key or what it may read; correct ROWCLAIM_INGRESS_STRIPE_API_KEY.
+backfill_unavailable - 75 Stripe did not list its events; run it again later: what was stored is only counted.
+backfill_unconfigured - 78 No key reads Stripe's events; set ROWCLAIM_INGRESS_STRIPE_API_KEY.
+backfill_window - 65 Stripe lists events of the last 30 days alone; give a `--since` within them and before `--until`.
 body_not_json 400 - The signature is good, but the body is no JSON; send the event as it was made.
 body_not_object 400 - The signature is good, but the body is JSON of another kind than an object.
 body_not_utf8 400 - The body is not UTF-8, so no signature can be checked over it.

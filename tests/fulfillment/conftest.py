@@ -10,7 +10,19 @@ import asyncpg
 import pytest
 
 from services.fulfillment.flow.flush import Fulfillment, Outside
-from services.fulfillment.machine import AccessMail, Fetched, MailAnswer, MailSent, SessionAnswer, SessionMissing
+from services.fulfillment.machine import (
+    AccessMail,
+    ChargeAnswer,
+    ChargeMissing,
+    Fetched,
+    MailAnswer,
+    MailSent,
+    NewSession,
+    Opened,
+    SessionAnswer,
+    SessionMissing,
+    SessionOpened,
+)
 from services.kernel.gate import Gates
 from services.kernel.pager import Pager
 from tests.fixtures.database import Connect, Connection
@@ -97,10 +109,16 @@ class Post:
 
 @dataclass(slots=True)
 class Sessions:
-    """Checkout Sessions as their vendor has them."""
+    """Checkout Sessions, and the charges in them, as their vendor has them."""
 
     found: dict[str, SessionAnswer] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    charges: dict[str, ChargeAnswer] = field(default_factory=dict)
+    paid_in: dict[str, str] = field(default_factory=dict)
+    """The Session by its payment."""
+    opened: list[NewSession] = field(default_factory=list)
+    says: SessionOpened = field(default_factory=lambda: Opened("cs_test_opened", "https://stripe.test/pay"))
+    """To whoever opens one."""
 
     def put(self, session_id: str, **fields: Any) -> None:
         """A paid Session of this slice, with these fields laid over it."""
@@ -121,6 +139,17 @@ class Sessions:
     async def fetch(self, session_id: str) -> SessionAnswer:
         self.asked.append(session_id)
         return self.found.get(session_id, SessionMissing())
+
+    async def session_of_payment(self, payment_id: str) -> SessionAnswer:
+        return await self.fetch(self.paid_in.get(payment_id, "none"))
+
+    async def charge(self, charge_id: str) -> ChargeAnswer:
+        self.asked.append(charge_id)
+        return self.charges.get(charge_id, ChargeMissing())
+
+    async def open(self, new: NewSession) -> SessionOpened:
+        self.opened.append(new)
+        return self.says
 
 
 @dataclass(frozen=True, slots=True)

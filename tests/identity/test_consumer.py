@@ -10,13 +10,14 @@ import pytest
 from services.identity.consumer import BATCH_MAX, SERVICE, IdentitySettings
 from services.ingress.store import Arrival, arrive
 from services.kernel import inbox
-from services.kernel.deliveries import claim_deliveries, reap_deliveries
+from services.kernel.deliveries import claim_deliveries
 from services.kernel.errors import Stop
 from services.kernel.service import Consumption
 from services.kernel.settings import load_settings, variables
 from services.operations.environment import load
 from services.operations.paging import LogSender
 from services.operations.process import Process
+from services.operations.store import reap_deliveries
 from tests.fixtures.database import Clock, Connect, Connection, DatabaseUrl
 from tests.identity.conftest import ROLE, USER, People, body, deleted, user
 from tests.waiting import wait_until

@@ -12,7 +12,7 @@ from tests.operations.conftest import TOY, log_sender
 
 OURS = {
     *("up", "demo", "token", "migrate", "topics", "doctor", "serve", "consume", "sweep", "pause", "gate", "pages"),
-    *("reference", "schemas", "openapi", "asyncapi"),
+    *("forget", "prune", "reference", "schemas", "openapi", "asyncapi"),
 }
 
 

@@ -15,15 +15,21 @@ import structlog
 from services.fulfillment import store
 from services.fulfillment.machine import (
     AccessMail,
+    ChargeAnswer,
     Config,
     Delivered,
+    HandleAnswer,
+    InvitationQuery,
+    InvitationStanding,
     InviteRequest,
     MailAnswer,
     MailNotSent,
     MailSent,
+    NewSession,
     Outcome,
     Pause,
     SessionAnswer,
+    SessionOpened,
     Terminal,
     Transient,
 )
@@ -50,6 +56,9 @@ DEFERRAL_MAX: Final = timedelta(minutes=15)
 UNEXPLAINED_LOGINS: Final = 3
 """So many different buyers refused without a known reason, one after another, and it is not the buyers."""
 
+COOLDOWN: Final = timedelta(minutes=10)
+"""How long after an attempt failed its username may not be corrected again."""
+
 FLUSHED_WITHIN_S: Final = 25.0
 """How long an answer waits for the flush it caused; what is not delivered by then is shown as it stands."""
 
@@ -67,12 +76,26 @@ class Inviter(Protocol):
         ...
 
     async def invite(self, request: InviteRequest) -> Outcome: ...
+    async def check(self, handle: str) -> HandleAnswer:
+        """Whether anybody can be delivered to under this handle; within five seconds, the wait for the pace
+        included."""
+        ...
+
+    async def standing(self, query: InvitationQuery) -> InvitationStanding:
+        """What became of an invitation. Changes nothing."""
+        ...
 
 
 class Checkout(Protocol):
-    """Fetches a Checkout Session as it is now. Raises nothing."""
+    """Opens Checkout Sessions, and looks payments up as they are now. Raises nothing."""
 
+    async def open(self, new: NewSession) -> SessionOpened: ...
     async def fetch(self, session_id: str) -> SessionAnswer: ...
+    async def session_of_payment(self, payment_id: str) -> SessionAnswer:
+        """The Session in which a payment was made."""
+        ...
+
+    async def charge(self, charge_id: str) -> ChargeAnswer: ...
 
 
 class Mailer(Protocol):
@@ -134,6 +157,14 @@ class FlushReport:
         }
 
 
+async def close_gate(gates: Gates, gate: str, pause: Pause, code: str) -> None:
+    """Leave a vendor alone for as long as it said, or, where it did not say, the longer the more often it refused."""
+    if pause.wait is not None:
+        await gates.close(gate, pause.wait, code, WORKER)
+    else:
+        await gates.refuse(gate, code, WORKER)
+
+
 # ----------------------------------------------------------------------------------------------------------- the flush
 @dataclass(slots=True)
 class Fulfillment:
@@ -143,6 +174,7 @@ class Fulfillment:
     outside: Outside
     attempt_bound_s: float
     stopping: asyncio.Event
+    cooldown: timedelta = COOLDOWN
     _flushing: "asyncio.Task[FlushReport] | None" = field(default=None, init=False)
     _again: "asyncio.Task[FlushReport] | None" = field(default=None, init=False)
 
@@ -259,7 +291,13 @@ class Fulfillment:
         async def invite() -> Outcome:
             if purchase.github_handle is None:
                 return NO_HANDLE
-            request = InviteRequest(purchase.id, purchase.github_handle, purchase.github_account_id, purchase.ask_first)
+            request = InviteRequest(
+                purchase_id=purchase.id,
+                handle=purchase.github_handle,
+                account_id=purchase.github_account_id,
+                ask_first=purchase.ask_first,
+                replaces=purchase.replaces,
+            )
             return await self._doubted(purchase, await self.outside.inviter.invite(request))
 
         return await effects.attempt(
@@ -308,10 +346,8 @@ class Fulfillment:
             held = await store.put_back(
                 tx, purchase, code=code, reason=reason, ask_first=ask_first, attention=attention, timeouts=timeouts
             )
-            if pause is not None and pause.wait is not None:
-                await Gates(tx).close(self.outside.inviter.gate, pause.wait, code, WORKER)
-            elif pause is not None:
-                await Gates(tx).refuse(self.outside.inviter.gate, code, WORKER)
+            if pause is not None:
+                await close_gate(Gates(tx), self.outside.inviter.gate, pause, code)
         return held
 
     async def _timeouts(self, purchase: store.ClaimedPurchase, outcome: Transient) -> store.Timeouts:

@@ -28,7 +28,7 @@ from tests.fulfillment.gateway.test_invite import OpenGates
 
 async def test_a_session_is_fetched_as_it_is_now(urls: Urls, control: SandboxControl) -> None:
     closing: list[Callable[[], Awaitable[None]]] = []
-    checkout = open_checkout(SecretStr(DEFAULT_KEY), urls.stripe, Gates(OpenGates()), closing.append)
+    checkout = open_checkout(SecretStr(DEFAULT_KEY), urls.stripe, Gates(OpenGates()), closing.append, sale=None)
     session = await control.do(CreateSession(session_params("octocat")))
     await control.do(CompleteSession(session["id"], email="buyer@example.com"))
     answer = await checkout.fetch(session["id"])
@@ -37,7 +37,7 @@ async def test_a_session_is_fetched_as_it_is_now(urls: Urls, control: SandboxCon
     assert (answer.session["id"], answer.session["payment_status"]) == (session["id"], "paid")
     assert answer.session["metadata"] == {"rowclaim_slice": "fulfillment", "github_username": "octocat"}
     assert await checkout.fetch("cs_test_unknown") == SessionMissing()
-    wrong = open_checkout(SecretStr("sk_test_wrong"), urls.stripe, Gates(OpenGates()), closing.append)
+    wrong = open_checkout(SecretStr("sk_test_wrong"), urls.stripe, Gates(OpenGates()), closing.append, sale=None)
     assert await wrong.fetch(session["id"]) == SessionMisconfigured("401")
     for close in closing:
         await close()
