@@ -24,7 +24,6 @@ from tests.fixtures.database import Clock, Connect, Connection, DatabaseUrl
 from tests.identity.conftest import ROLE, USER, People, body, deleted, user
 from tests.waiting import wait_until
 
-
 NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
 
 
