@@ -23,12 +23,12 @@ def _all() -> Iterator[tuple[str, str]]:
     yield "kernel.deliveries.CLAIM_DELIVERIES without `d.claim_token = next.claim_token`", PINNED
     yield "operations.job_runs.CLAIM without `r.claim_token = next.claim_token`", PINNED
     yield "tests.conformance.toy.store.CLAIM without `l.claim_token = next.claim_token`", PINNED
-    yield "kernel.deliveries.REAP_DELIVERIES without `d.claim_token = dead.claim_token`", PINNED
+    yield "operations.store.REAP_DELIVERIES without `d.claim_token = dead.claim_token`", PINNED
     yield "operations.job_runs.REAP without `r.claim_token = dead.claim_token`", PINNED
     yield "tests.conformance.toy.store.REAP without `l.claim_token = expired.claim_token`", PINNED
     for conjunct in ("lease_until < rowclaim_now()", "d.lease_until < rowclaim_now()"):
-        yield f"kernel.deliveries.REAP_DELIVERIES without `{conjunct}`", SAID_TWICE
-    yield "kernel.deliveries.REAP_DELIVERIES without `state = 'in_progress'`", ONLY_HELD_ROWS_HAVE_A_LEASE
+        yield f"operations.store.REAP_DELIVERIES without `{conjunct}`", SAID_TWICE
+    yield "operations.store.REAP_DELIVERIES without `state = 'in_progress'`", ONLY_HELD_ROWS_HAVE_A_LEASE
     yield "operations.job_runs.REAP without `state = 'running'`", ONLY_HELD_ROWS_HAVE_A_LEASE
     yield "tests.conformance.toy.store.REAP without `state = 'in_progress'`", ONLY_HELD_ROWS_HAVE_A_LEASE
     yield (
