@@ -11,6 +11,8 @@ from services.operations.terminal import Terminal
 from tests.operations.conftest import TOY, log_sender
 
 OURS = {"up", "demo", "migrate", "topics", "doctor", "serve", "consume", "sweep", "gate", "pages"} | {
+    "forget",
+    "prune",
     "reference",
     "schemas",
     "asyncapi",
