@@ -1,4 +1,4 @@
-"""What all bodies of the API have in common: camelCase, no member unknown, no text that the database refuses."""
+"""What all bodies of the API have in common: camelCase on the wire, and no member that is unknown."""
 
 from typing import Annotated, Final
 
@@ -9,7 +9,7 @@ REASON_CHARACTERS_MAX: Final = 500
 
 Reason = Annotated[
     str,
-    StringConstraints(strip_whitespace=True, min_length=1, max_length=REASON_CHARACTERS_MAX, pattern=r"^[^\x00]*$"),
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=REASON_CHARACTERS_MAX),
 ]
 """Why somebody did it, in their words."""
 

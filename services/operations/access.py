@@ -4,6 +4,7 @@ Imported by processes that serve such routes, and by whoever describes them: it 
 """
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, Protocol
@@ -94,6 +95,7 @@ class GuardedRoute(APIRoute):
             body = await read_body(request.receive, self.guard.body_bytes_max)
             if body is None:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)  # who hung up reads no answer
+            _refuse_unstorable(request, body)
             return await handle(Request(request.scope, _replayed(body, request.receive)))
 
         return guarded
@@ -118,6 +120,21 @@ async def read_body(receive: Receive, bytes_max: int) -> bytes | None:
                     return bytes(body)
     except TimeoutError:
         raise Refusal("request_too_slow") from None
+
+
+def _refuse_unstorable(request: Request, body: bytes) -> None:
+    """Refuse what no database takes as text (a NUL, half of a surrogate pair), once for every field of every route."""
+    if "\x00" in request.scope["path"] or b"%00" in request.scope["query_string"]:
+        raise Refusal("request_invalid", "path or query")
+    if b"\\u" not in body:
+        return  # neither can stand in JSON but as an escape
+    try:
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+        text.encode()
+    except (RecursionError, ValueError):
+        raise Refusal("request_not_json") from None
+    if "\\u0000" in text.replace("\\\\", ""):
+        raise Refusal("request_invalid", "body")
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

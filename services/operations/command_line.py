@@ -1,5 +1,7 @@
 """The command line: the commands of this folder, and those the slices bring along on their cards."""
 
+from collections.abc import Callable
+
 import typer
 
 from services.operations.by_hand import gate, pages, pause
@@ -26,10 +28,10 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (up, demo, migrate, topics, doctor, serve, consume, sweep, pause, forget, prune):
+    ours: list[Callable[..., None]] = [up, demo, migrate, topics, doctor, serve, consume, sweep, pause, forget]
+    ours += [prune, reference, schemas, openapi, asyncapi]
+    for command in ours:
         app.command()(command)
-    for writer in (reference, schemas, openapi, asyncapi):
-        app.command()(writer)
     app.add_typer(gate, name="gate")
     app.add_typer(pages, name="pages")
     for service in terminal.services:

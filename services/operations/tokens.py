@@ -39,7 +39,7 @@ class Tokens:
     def __init__(self, keys: Keys, *, issuer: str, parties: Sequence[str], role_claim: str) -> None:
         self._keys = keys
         self._issuer = issuer
-        self._parties = frozenset(parties)
+        self._parties = tuple(parties)
         self._role_claim = role_claim.split(".")
 
     async def caller_of(self, authorization: Sequence[str]) -> Caller:
