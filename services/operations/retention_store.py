@@ -137,10 +137,12 @@ class EventIdsChunk:
     last_id: int | None
 
 
-# One that a delivery still names is kept: the delivery is unfinished, or not yet old enough.
+# One that a delivery still names is kept, unless that goes as well: a delivery that is unfinished, or was lately.
 PRUNE_EVENT_IDS: Final[LiteralString] = """
 with chunk as materialized (
-  select id, received_at, not exists (select from webhook_deliveries d where d.event_id = e.id) as spent
+  select id, received_at, not exists (
+           select from webhook_deliveries d where d.event_id = e.id
+             and not (d.state in ('done', 'not_ours') and d.finished_at < rowclaim_now() - $6::interval)) as spent
   from event_ids e
   where (received_at, id) > ($1, $2) and received_at < rowclaim_now() - $4::interval
   order by received_at, id limit $3),
@@ -158,10 +160,11 @@ FIRST: Final = (datetime(2000, 1, 1, tzinfo=UTC), 0)
 
 
 async def prune_event_ids(
-    tx: Tx, *, after: tuple[datetime, int], chunk: int, kept: timedelta, dry_run: bool
+    tx: Tx, *, after: tuple[datetime, int], chunk: int, kept: timedelta, deliveries_kept: timedelta, dry_run: bool
 ) -> EventIdsChunk | None:
-    """Delete, of the ``chunk`` ids behind ``after`` that are older than ``kept``, those that no delivery names."""
-    return await tx.row(EventIdsChunk, PRUNE_EVENT_IDS, *after, chunk, kept, not dry_run)
+    """Delete, of the ``chunk`` ids behind ``after`` that are older than ``kept``, those that no delivery names but one
+    that was finished longer ago than ``deliveries_kept``."""
+    return await tx.row(EventIdsChunk, PRUNE_EVENT_IDS, *after, chunk, kept, not dry_run, deliveries_kept)
 
 
 # A job's latest period stays: by it the next one is known.

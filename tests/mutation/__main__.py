@@ -40,19 +40,20 @@ CANDIDATES = (
         *(f"tests/kernel/test_{part}.py" for part in ("clock", "db", "gate", "transition")),
         "tests/ingress/flow",
         "tests/ingress/test_store.py",
-        "tests/operations/test_store.py",
+        *(f"tests/operations/test_{part}.py" for part in ("store", "forgetting", "pruning")),
     ),
     (
         "tests/conformance/test_purchases.py",
         *(f"tests/kernel/test_{part}.py" for part in ("deliveries", "inbox", "jobs", "pager")),
         *(f"tests/fulfillment/test_{part}.py" for part in ("store", "flow", "flow_events")),
+        "tests/fulfillment/flow/test_forgetting.py",
         *(f"tests/identity/test_{part}.py" for part in ("store", "flow")),
     ),
 )
 """What may notice a mutant of a statement, in two parts that run side by side."""
 SUBJECTS = (
     *("services.kernel.", "services.fulfillment.", "services.identity.", "services.ingress."),
-    "services.operations.store",
+    *("services.operations.store", "services.operations.retention_store"),
 )
 TOY_STORE = "tests.conformance.toy.store"
 SCRATCH = "rowclaim_scratch"
