@@ -10,7 +10,7 @@ Outcomes of a vendor are values (each slice's ``machine.py``), never exceptions.
 ``docs/reference/errors.md`` is generated from ``CODES``. Exit codes follow sysexits(3).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
