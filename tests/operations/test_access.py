@@ -194,7 +194,7 @@ async def test_keys_that_cannot_be_had_are_nobodys_fault() -> None:
             raise Retryable("keys_unavailable")
 
     guard = make_guard()
-    guard._callers._keys = Away()  # type: ignore[attr-defined]
+    guard._callers._keys = Away()
     answer = await Api(guard).http.post("/user", headers=USER, json={"a": 1})
     assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "keys_unavailable", "5")
 

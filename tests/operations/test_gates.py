@@ -109,6 +109,21 @@ async def test_what_a_vendors_refusal_closed_is_not_resumed_unnamed(connect: Con
     assert await closed(owner) == []
 
 
+async def test_by_hand_means_this_gate_closed_by_that_person_until_now(
+    connect: Connect, owner: Any, clock: Clock
+) -> None:
+    db = await connect(ROLE)
+    await gates.close(db, ["stripe"], ANN, minutes=15)
+    await gates.reopen(db, ["stripe"], Person("fulfillment", "namesake of a slice"))
+    await Gates(db).close("stripe", timedelta(hours=1), "rate_limited", "fulfillment")
+    await Gates(db).close("github", timedelta(hours=1), "by a script that keeps no record", "ann")
+    assert await gates.reopen(db, [], ANN) == []
+    assert await closed(owner) == ["github", "stripe"]
+    await gates.close(db, ["jwks"], ANN, minutes=15)
+    await clock.shift(timedelta(minutes=16))
+    assert await gates.reopen(db, [], ANN) == [], "its time was over"
+
+
 async def test_what_cannot_be_recorded_is_not_done(connect: Connect, owner: Any) -> None:
     db = await connect(ROLE)
     await owner.execute("revoke insert on admin_actions from rowclaim_service")
