@@ -11,6 +11,7 @@ from pydantic_settings import SettingsConfigDict
 from services.fulfillment.api.commands import make_commands
 from services.fulfillment.flow import events, forgetting
 from services.fulfillment.flow.flush import COOLDOWN, SLICE, Fulfillment, Outside
+from services.fulfillment.flow.invitations import check_invitations
 from services.fulfillment.gateway.checkout import CheckoutSettings, open_checkout
 from services.fulfillment.gateway.invite import InviteSettings, open_inviter, paces
 from services.fulfillment.gateway.mail import open_mailer
@@ -19,6 +20,7 @@ from services.kernel.auth import Auth
 from services.kernel.deliveries import DeliveryWorker
 from services.kernel.errors import Invariant
 from services.kernel.inbox import Subscription
+from services.kernel.jobs import Job, daily
 from services.kernel.service import CommandLine, Consumption, Personal, Runtime, Service
 from services.kernel.sweep import Sweep
 from services.kernel.worker import Worker
@@ -31,6 +33,8 @@ T = TypeVar("T")
 BATCH_MAX: Final = 20
 """Events handled with one flush. Small: a batch is held, and renewed, until its flush returned."""
 SWEEP_EVERY_S: Final = 60.0
+INVITATIONS_HOUR: Final = 4
+"""Of the day, UTC, at which old invitations are asked about."""
 
 
 class FulfillmentSettings(InviteSettings, CheckoutSettings):
@@ -95,7 +99,8 @@ def describe(auth: Auth) -> "Sequence[BaseRoute]":
 
 
 async def consume(runtime: Runtime) -> Consumption:
-    """One worker over the events owed; the sweep over purchases only where an operator switched it on."""
+    """One worker over the events owed, the daily look at old invitations; the sweep over purchases only where an
+    operator switched it on."""
     settings = runtime.slice_settings(FulfillmentSettings)
     fulfillment = await open_fulfillment(runtime)
     lease = timedelta(seconds=settings.delivery_lease_s)
@@ -106,8 +111,12 @@ async def consume(runtime: Runtime) -> Consumption:
     async def flush() -> Mapping[str, int]:
         return (await fulfillment.flush()).counts()
 
+    async def invitations(day: str) -> Mapping[str, object]:
+        return await check_invitations(fulfillment)
+
     return Consumption(
         workers=[Worker("deliveries", deliveries.step)],
+        jobs=[Job(name=f"{SLICE}.invitations", schedule=daily(hour=INVITATIONS_HOUR), run=invitations)],
         sweeps=[Sweep(f"{SLICE}.flush", SWEEP_EVERY_S, flush)] if settings.sweep else [],
     )
 
@@ -136,8 +145,11 @@ SERVICE: Final = Service(
     subscriptions=(
         Subscription("stripe", "checkout.session.completed"),
         Subscription("stripe", "checkout.session.async_payment_succeeded"),
+        *(Subscription("stripe", kind) for kind in events.TAKEN_BACK),
+        Subscription("clerk", "user.created"),
+        Subscription("clerk", "user.updated"),
     ),
-    topics=("stripe.events.v1",),
+    topics=("stripe.events.v1", "clerk.events.v1"),
     routes=serve,
     describe=describe,
     consume=consume,

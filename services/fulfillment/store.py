@@ -36,6 +36,8 @@ class NewPurchase:
     """A payment, as its Checkout Session proves it."""
 
     stripe_session_id: str
+    stripe_payment_id: str | None
+    """What refunds and disputes name; None: there was nothing to pay."""
     user_id: str | None
     email: str | None
     github_handle: str | None
@@ -46,9 +48,9 @@ class NewPurchase:
 
 # However many deliveries of however many events speak of one Session, and at whatever moment: one row.
 RECORD_PURCHASE: Final[LiteralString] = """
-insert into purchases (stripe_session_id, user_id, email, github_handle, github_account_id, amount_minor, currency,
-                       created_at, fulfillment_state, edge)
-values ($1, $2, $3, $4, $5, $6, $7, rowclaim_now(), 'pending', 'record')
+insert into purchases (stripe_session_id, stripe_payment_id, user_id, email, github_handle, github_account_id,
+                       amount_minor, currency, created_at, fulfillment_state, edge)
+values ($1, $2, $3, $4, $5, $6, $7, $8, rowclaim_now(), 'pending', 'record')
 on conflict (stripe_session_id) do nothing"""
 
 
@@ -57,6 +59,7 @@ async def record_purchase(tx: Tx, new: NewPurchase) -> bool:
     changed = await tx.execute(
         RECORD_PURCHASE,
         new.stripe_session_id,
+        new.stripe_payment_id,
         new.user_id,
         new.email,
         new.github_handle,
@@ -65,6 +68,30 @@ async def record_purchase(tx: Tx, new: NewPurchase) -> bool:
         new.currency,
     )
     return changed == 1
+
+
+# The first instant and its word are kept, however many events follow. The state is left alone: a pending purchase can
+# no longer be claimed, one in progress is finished by its attempt, what was handed out is a person's to take back.
+REVOKE_PAID_BY: Final[LiteralString] = """
+update purchases set revoked_at = coalesce(revoked_at, rowclaim_now()), revoked_why = coalesce(revoked_why, $2)
+where stripe_payment_id = $1"""
+
+
+async def revoke_paid_by(tx: Tx, payment_id: str, why: str) -> bool:
+    """Mark the purchase of a payment that was taken back; False: none of this payment is recorded."""
+    return await tx.execute(REVOKE_PAID_BY, payment_id, why) > 0
+
+
+# Also finds a purchase that was recorded before payments were kept.
+REVOKE_BOUGHT_IN: Final[LiteralString] = """
+update purchases set revoked_at = coalesce(revoked_at, rowclaim_now()), revoked_why = coalesce(revoked_why, $3),
+       stripe_payment_id = coalesce(stripe_payment_id, $2)
+where stripe_session_id = $1"""
+
+
+async def revoke_bought_in(tx: Tx, session_id: str, payment_id: str, why: str) -> bool:
+    """Mark the purchase of a Session whose payment was taken back; False: none of this Session is recorded."""
+    return await tx.execute(REVOKE_BOUGHT_IN, session_id, payment_id, why) == 1
 
 
 # Only spares the vendor's pace: a slot is not reserved for nothing. The claim decides.
@@ -115,6 +142,20 @@ returning p.id, p.claim_token, p.fulfillment_attempts as attempt, p.fulfillment_
 async def claim_oldest(tx: Tx) -> ClaimedPurchase | None:
     """Claim the purchase that was created first among those due."""
     return await tx.row(ClaimedPurchase, CLAIM_OLDEST, WORKER)
+
+
+# A claim passes over a row that somebody's transaction is writing at this very instant (a person links it, retention
+# blanks it). Nothing would come back for it: who writes here need not flush. So whoever found nothing waits for it.
+WAIT_FOR_PASSED_OVER: Final[LiteralString] = """
+select id from purchases
+where fulfillment_state = 'pending' and revoked_at is null
+  and (next_attempt_at is null or next_attempt_at <= rowclaim_now())
+order by created_at, id limit 1 for share"""
+
+
+async def wait_for_passed_over(tx: Tx) -> bool:
+    """Wait until nobody writes the oldest purchase due; False: none is. Raises Retryable as any wait for a lock."""
+    return await tx.value(WAIT_FOR_PASSED_OVER) is not None
 
 
 CLAIM_DEFERRED: Final[LiteralString] = """
@@ -473,6 +514,59 @@ where id = $1 and (user_id is null or user_id = $2)"""
 async def link(tx: Tx, purchase_id: int, user_id: str) -> bool:
     """Give a purchase its owner; False: there is no such purchase, or it has another owner."""
     return await tx.execute(LINK, purchase_id, user_id) == 1
+
+
+# ----------------------------------------------------------------------------------------------------- the invitations
+@dataclass(frozen=True, slots=True)
+class UndecidedInvitation:
+    """A delivered purchase whose invitation nobody has taken up, as far as is known."""
+
+    id: int
+    claim_token: int
+    github_handle: str
+    invited_account_id: int | None
+    invitation_id: int | None
+    invited_at: datetime
+
+
+LIST_UNDECIDED: Final[LiteralString] = """
+select id, claim_token, github_handle, invited_account_id, invitation_id, invited_at from purchases
+where fulfillment_state = 'delivered' and accepted_at is null and invitation_expired_at is null
+  and invited_at <= rowclaim_now() - $1::interval and github_handle is not null
+  and (invited_at, id) > (coalesce($2::timestamptz, '-infinity'), $3::bigint)
+order by invited_at, id limit $4"""
+
+
+async def list_undecided(
+    tx: Tx, age: timedelta, *, after: UndecidedInvitation | None, limit: int
+) -> list[UndecidedInvitation]:
+    """A page of the invitations that are so old and undecided, oldest first; the next one begins ``after`` its last."""
+    return await tx.rows(
+        UndecidedInvitation, LIST_UNDECIDED, age, after and after.invited_at, after.id if after else 0, limit
+    )
+
+
+# Over the delivery that was asked about, and no other: whoever sent it again took a new token.
+ACCEPT_INVITATION: Final[LiteralString] = """
+update purchases set accepted_at = rowclaim_now()
+where id = $1 and claim_token = $2 and fulfillment_state = 'delivered'
+  and accepted_at is null and invitation_expired_at is null"""
+
+
+async def accept_invitation(tx: Tx, invitation: UndecidedInvitation) -> bool:
+    """Write that the person has access; False: the purchase is no longer as it was read."""
+    return await tx.execute(ACCEPT_INVITATION, invitation.id, invitation.claim_token) == 1
+
+
+EXPIRE_INVITATION: Final[LiteralString] = """
+update purchases set invitation_expired_at = invited_at + $3::interval
+where id = $1 and claim_token = $2 and fulfillment_state = 'delivered'
+  and accepted_at is null and invitation_expired_at is null"""
+
+
+async def expire_invitation(tx: Tx, invitation: UndecidedInvitation, lasts: timedelta) -> bool:
+    """Write when the invitation ran out; False: the purchase is no longer as it was read."""
+    return await tx.execute(EXPIRE_INVITATION, invitation.id, invitation.claim_token, lasts) == 1
 
 
 # --------------------------------------------------------------------------------------------------- a forgotten person

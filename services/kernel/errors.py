@@ -36,6 +36,7 @@ machine_unknown - 78 The code has edges that the database lacks; run `rowclaim m
 row_shape 500 70 A statement's columns are not those of its row class; run the house tests.
 # Vendor calls
 gate_closed 503 75 Calls to this vendor are paused; the answer says until when. `rowclaim gate` shows and opens gates.
+vendor_busy 503 75 Others wait for their turn to call this vendor; the same request may succeed in a few seconds.
 vendor_call_in_transaction 500 70 A vendor was called while a transaction was open; report it with the log line.
 # The broker
 broker_unavailable 503 75 The broker did not answer at ROWCLAIM_KAFKA_BOOTSTRAP. Nothing is lost: workers and sweeps
@@ -80,6 +81,10 @@ migration_failed - 78 A migration was rolled back; correct what the database say
 page_not_open - 65 No page of that key is open; `rowclaim pages list` shows those that are.
 port_taken - 69 Another process listens there; stop it, or set ROWCLAIM_HTTP_PORT or ROWCLAIM_HEALTH_PORT.
 reference_stale - 65 A page of docs/reference is not what the code says; run `rowclaim reference`.
+sandbox_unconfigured - 78 No sandbox stands in the vendors' place here, and nobody else makes a token on demand; load
+    the settings file that `rowclaim up` tells of.
+sandbox_unreachable - 69 No sandbox answers at ROWCLAIM_SANDBOX_URL; start `rowclaim up`, and load its settings file
+    anew.
 schema_breaks - 65 A change would break who writes or reads a published schema; give it a new name beside the old one.
 schema_stale - 65 A file of schemas/published is not what the classes say; run `rowclaim schemas`.
 service_ended - 70 A process that was to stay has ended; the end of its log is shown, the whole log is where `up` said.

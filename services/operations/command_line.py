@@ -10,6 +10,7 @@ from services.operations.demo.command import demo
 from services.operations.doctor import doctor
 from services.operations.forgetting import forget
 from services.operations.migrating import migrate, topics
+from services.operations.minting import token
 from services.operations.openapi import openapi
 from services.operations.pruning import prune
 from services.operations.publishing import asyncapi, schemas
@@ -28,8 +29,8 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    ours: list[Callable[..., None]] = [up, demo, migrate, topics, doctor, serve, consume, sweep, pause, forget]
-    ours += [prune, reference, schemas, openapi, asyncapi]
+    ours: list[Callable[..., None]] = [up, demo, token, migrate, topics, doctor, serve, consume, sweep, pause]
+    ours += [forget, prune, reference, schemas, openapi, asyncapi]
     for command in ours:
         app.command()(command)
     app.add_typer(gate, name="gate")

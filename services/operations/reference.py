@@ -13,6 +13,7 @@ from services.kernel.auth import Access
 from services.kernel.errors import CODES, Stop
 from services.kernel.service import Service
 from services.kernel.settings import FILE, Environment, Settings, variables
+from services.operations.environment import SandboxSettings
 from services.operations.openapi import document, listed
 from services.operations.terminal import Terminal
 
@@ -110,7 +111,7 @@ def routes_page(services: Iterable[Service]) -> str:
 
 
 def settings_page(services: Iterable[Service]) -> str:
-    sections: list[tuple[str, type[Environment]]] = [("Every process", Settings)]
+    sections: list[tuple[str, type[Environment]]] = [("Every process", Settings), ("Newcomers", SandboxSettings)]
     sections += [(f"Slice {service.name}", service.settings) for service in services]
     return "\n".join(
         [

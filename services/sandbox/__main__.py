@@ -58,6 +58,7 @@ def _ready(urls: Urls, world: World) -> dict[str, object]:
         "github_repository": DEFAULT_REPOSITORY,
         "stripe_url": urls.stripe,
         "stripe_api_key": DEFAULT_KEY,
+        "clerk_issuer": urls.clerk,
         "smtp_url": world.mail.url if world.mail is not None else None,
     }
 

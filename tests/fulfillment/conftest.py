@@ -9,16 +9,22 @@ from typing import Any, Protocol
 import asyncpg
 import pytest
 
-from services.fulfillment.flow.flush import Fulfillment, Outside
+from services.fulfillment.flow.flush import Fulfillment, Inviter, Outside
 from services.fulfillment.machine import (
     AccessMail,
     ChargeAnswer,
     ChargeMissing,
     Fetched,
+    FulfillmentState,
+    HandleAnswer,
+    InvitationQuery,
+    InvitationStanding,
+    InviteRequest,
     MailAnswer,
     MailSent,
     NewSession,
     Opened,
+    Outcome,
     SessionAnswer,
     SessionMissing,
     SessionOpened,
@@ -62,6 +68,17 @@ class Purchases:
                 *row.values(),
             )
         return added
+
+    async def in_state(self, state: str, handle: str | None = "octocat", **columns: Any) -> int:
+        """A purchase in a state, as its last writer left it just now."""
+        error = (
+            {"fulfillment_last_error": "no", "fulfillment_last_code": "no"} if state == FulfillmentState.FAILED else {}
+        )
+        now = await self.now()
+        attempted = {"fulfillment_attempted_at": now, "fulfillment_attempts": 1}
+        delivered = {"fulfilled_at": now} if state == FulfillmentState.DELIVERED else {}
+        known = error | delivered | ({} if state == FulfillmentState.PENDING else attempted)
+        return await self.add(handle, fulfillment_state=state, **(known | columns))
 
     async def now(self) -> datetime:
         """The database's instant."""
@@ -153,6 +170,27 @@ class Sessions:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """The product of this installation, whose check of a handle is the vendor's script alone."""
+
+    product: Inviter
+    vendor: Vendor
+
+    @property
+    def gate(self) -> str:
+        return self.product.gate
+
+    async def check(self, handle: str) -> HandleAnswer:
+        return await self.vendor.check(handle)
+
+    async def invite(self, request: InviteRequest) -> Outcome:
+        return await self.product.invite(request)
+
+    async def standing(self, query: InvitationQuery) -> InvitationStanding:
+        return await self.product.standing(query)
+
+
+@dataclass(frozen=True, slots=True)
 class Process:
     """One process's fulfillment, and everything outside it."""
 
@@ -184,7 +222,7 @@ def start(connect: Connect) -> Start:
         gates = Gates(db, pace_s={GATE: pace_s})
         vendor, post, sessions = (like.vendor, like.post, like.sessions) if like else (Vendor(), Post(), Sessions())
         stopping = asyncio.Event()
-        outside = Outside(open_product(vendor, gates), sessions, post, gates, Pager(db))
+        outside = Outside(Checked(open_product(vendor, gates), vendor), sessions, post, gates, Pager(db))
         return Process(Fulfillment(db, outside, bound_s, stopping), vendor, post, sessions, gates, stopping)
 
     return process

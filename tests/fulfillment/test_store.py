@@ -1,7 +1,9 @@
 """The claim and its column, on the migrated schema and past our own code."""
 
 import asyncio
+import inspect
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +13,7 @@ import asyncpg
 import pytest
 
 from services.fulfillment import store
+from services.fulfillment.flow import invitations
 from services.fulfillment.machine import Delivered, FulfillmentState
 from services.kernel.claim import WORKER
 from tests.fixtures.database import Connect, Connection, DatabaseUrl
@@ -177,8 +180,8 @@ async def test_no_row_is_born_in_another_state_than_pending(database_url: Databa
 
 async def test_a_purchase_is_recorded_once_and_stays_as_it_was_recorded(connect: Connect, purchases: Purchases) -> None:
     db = await connect(ROLE)
-    new = store.NewPurchase("cs_1", "user_1", "a@example.com", "octocat", 7, 4900, "usd")
-    later = store.NewPurchase("cs_1", "user_2", "b@example.com", "mallory", 8, 1, "eur")
+    new = store.NewPurchase("cs_1", "pi_1", "user_1", "a@example.com", "octocat", 7, 4900, "usd")
+    later = store.NewPurchase("cs_1", "pi_2", "user_2", "b@example.com", "mallory", 8, 1, "eur")
     assert await store.record_purchase(db, new) is True
     assert await store.record_purchase(db, later) is False
     row = await purchases.row(1)
@@ -231,8 +234,15 @@ async def test_only_the_purchase_row_says_what_is_owed(owner: Connection) -> Non
 
     imported = {name for module in modules(ROOT, "services/fulfillment") for _, name in module.imports()}
     assert not {name for name in imported if name.split(".")[0] in ("redis", "valkey", "aiokafka", "faststream")}
-    schedules = ("services.kernel.jobs", "services.kernel.lease", "services.kernel.triggers")
-    assert not {name for name in imported if name.startswith(schedules)}
+    assert not {name for name in imported if name.startswith(("services.kernel.lease", "services.kernel.triggers"))}
+    # One thing is scheduled: the daily look at what was delivered long ago, which claims nothing and flushes nothing.
+    scheduling = {
+        module.name
+        for module in modules(ROOT, "services/fulfillment")
+        if any(name.startswith("services.kernel.jobs") for _, name in module.imports())
+    }
+    assert scheduling == {"services.fulfillment.consumer"}
+    assert not re.search(r"\.(flush|flushed|claim_\w+)\(", inspect.getsource(invitations))
 
 
 async def test_failures_in_a_row_are_other_buyers_that_the_vendor_refused(

@@ -59,6 +59,7 @@ NAMES_ONLY = {
     "services/ingress/store.py": {"asyncpg": "its error classes"},
     "services/kernel/claim.py": {"socket": "the host's name"},
     "services/operations/consuming.py": {"faststream": "the broker's class, handed to subscribing"},
+    "services/operations/minting.py": {"httpx": "its error classes"},
     "services/operations/process.py": {"asyncpg": "its error classes"},
     "services/operations/web.py": {"socket": "the listening socket: a way in"},
     "services/vendors/pagerduty.py": {"httpx": "the client it is lent, and its error classes"},

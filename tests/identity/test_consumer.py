@@ -12,10 +12,10 @@ from services.ingress.store import Arrival, arrive
 from services.kernel import inbox
 from services.kernel.deliveries import claim_deliveries
 from services.kernel.errors import Stop
-from services.kernel.pager import LogSender
 from services.kernel.service import Consumption
 from services.kernel.settings import load_settings, variables
 from services.operations.environment import load
+from services.operations.paging import LogSender
 from services.operations.process import Process
 from services.operations.store import reap_deliveries
 from tests.fixtures.database import Clock, Connect, Connection, DatabaseUrl

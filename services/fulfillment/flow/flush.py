@@ -53,6 +53,9 @@ SLOW_TIMEOUTS: Final = 5
 DEFERRAL: Final = timedelta(seconds=30)
 DEFERRAL_MAX: Final = timedelta(minutes=15)
 
+PASSED_OVER_MAX: Final = 3
+"""How often a flush looks again for a purchase that somebody was just writing."""
+
 UNEXPLAINED_LOGINS: Final = 3
 """So many different buyers refused without a known reason, one after another, and it is not the buyers."""
 
@@ -213,7 +216,7 @@ class Fulfillment:
         report = FlushReport()
         may_try_deferred = True
         while await self._may_claim(report):
-            purchase = await store.claim_oldest(self.db)
+            purchase = await self._claim_oldest()
             if purchase is None and may_try_deferred:
                 may_try_deferred = False
                 purchase = await store.claim_deferred(self.db)
@@ -225,6 +228,17 @@ class Fulfillment:
                 break
         log.info("fulfillment.flushed", stopped=report.stopped, **report.counts())
         return report
+
+    async def _claim_oldest(self) -> store.ClaimedPurchase | None:
+        for _ in range(PASSED_OVER_MAX):
+            if (purchase := await store.claim_oldest(self.db)) is not None:
+                return purchase
+            try:
+                if not await store.wait_for_passed_over(self.db):
+                    return None
+            except Retryable:  # held for longer than a lock is waited for: the next trigger takes it
+                return None
+        return None
 
     async def _may_claim(self, report: FlushReport) -> bool:
         """Whether to claim one more row: the stop, the gate and the pace are all waited for before anything is held."""

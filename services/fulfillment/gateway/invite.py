@@ -61,6 +61,8 @@ INVITE_BOUND_S: Final = 12.0
 LOOK_BOUND_S: Final = 5.0
 CHECK_BOUND_S: Final = 5.0
 """A buyer waits for the check, and for whatever stands before it: the pace, too."""
+CHECK_PATIENCE_S: Final = 3.0
+"""Of these for the pace alone: a rush of buyers is let through unchecked rather than put before the invitations."""
 
 PAUSE_MIN_S: Final = 1.0
 PAUSE_MAX_S: Final = 3600.0
@@ -139,8 +141,8 @@ class Invited:
     """GitHub invited the person, now or earlier; they must accept."""
 
     invitation: Invitation
-    ran_out: bool = False
-    """It is an old one, and too late to accept."""
+    in_the_way: int | None = None
+    """The id of one that ran out, and that GitHub shows instead of sending a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,9 @@ def judge(answer: Answer | NoAnswer) -> Verdict:
         case Answer(status=201):
             # Invited even when the body cannot be read: asking again would only notify the person twice.
             made = _read(_Invitation, answer.body)
-            return Invited(_invitation(made), _ran_out(made, answer)) if made else Invited(Invitation())
+            if made is None:
+                return Invited(Invitation())
+            return Invited(_invitation(made), made.id if _ran_out(made, answer) else None)
         case Answer(status=204):
             return HasAccess()
         case Answer(status=404):
@@ -293,6 +297,11 @@ def _http_date(text: str) -> datetime | None:
     return date if date.tzinfo is not None else date.replace(tzinfo=UTC)
 
 
+def _is_about_the_account(decided: Transient | Config) -> bool:
+    """A 403 without a reason, to a look-up: what GitHub answers for some renamed accounts, and no word about us."""
+    return isinstance(decided, Config) and decided.code == "http_403"
+
+
 def _unprocessable(answer: Answer) -> AskAccess | Terminal | Transient | Config:
     """One status for a dozen reasons; only the words tell them apart."""
     reason = _reason(answer)
@@ -383,7 +392,7 @@ class GitHubInviter:
             return HandleUnknown("no_such_account")
         try:
             async with asyncio.timeout(CHECK_BOUND_S):
-                answer = await self._ask(self._look_up, f"{self._api}/users/{path_segment(handle)}")
+                answer = await self._ask(self._check, f"{self._api}/users/{path_segment(handle)}")
         except TimeoutError:
             return HandleUnverified("timed_out")
         return judge_account(answer, handle)
@@ -402,10 +411,9 @@ class GitHubInviter:
             verdict = await self._removed(request.replaces)
         if verdict is None:
             verdict = await self._put(login)
-        if isinstance(verdict, Invited) and verdict.ran_out:
-            # GitHub showed the old one instead of sending a new one. Killed between the two calls: the next attempt
-            # finds neither access nor an open invitation, and sends one.
-            verdict = await self._removed(verdict.invitation.id) or await self._put(login)
+        if isinstance(verdict, Invited) and verdict.in_the_way is not None:
+            # Killed between the two calls: the next attempt finds neither access nor an invitation, and sends one.
+            verdict = await self._removed(verdict.in_the_way) or await self._put(login)
         if isinstance(verdict, AskAccess):
             verdict = await self._access(login) or verdict.otherwise
         match verdict:
@@ -466,7 +474,8 @@ class GitHubInviter:
             return account.login
         if isinstance(answer, Answer) and answer.status == 404:
             return query.handle  # gone, or out of our sight: the name it was invited under is what is left
-        return trouble(answer, acting=False)
+        decided = trouble(answer, acting=False)
+        return query.handle if _is_about_the_account(decided) else decided
 
     async def _somebody_else(self, login: str, account_id: int) -> Terminal | Transient | Config | None:
         """Has the login that was checked before the payment become another person's? None: go on."""
@@ -481,8 +490,7 @@ class GitHubInviter:
                 return None  # the invitation will tell, and ask once more
             case _:
                 decided = trouble(answer, acting=False)
-        # A 403 without a reason is what GitHub answers for some renamed accounts; it is no word about our token.
-        return None if isinstance(decided, Config) and decided.code == "http_403" else decided
+        return None if _is_about_the_account(decided) else decided
 
     async def _already_there(self, login: str, request: InviteRequest) -> Verdict | None:
         """Did the call whose answer we never got arrive? None: no."""
@@ -509,7 +517,7 @@ class GitHubInviter:
             url = following
         return None
 
-    async def _removed(self, invitation_id: int | None) -> Transient | Config | None:
+    async def _removed(self, invitation_id: int) -> Transient | Config | None:
         """Take an invitation back, lest GitHub shows it instead of sending a new one. None: it is gone."""
         answer = await self._ask(self._take_back, f"{self._repository}/invitations/{invitation_id}")
         if isinstance(answer, Answer) and answer.status in (204, 404):
@@ -546,11 +554,11 @@ class GitHubInviter:
         return judge(await self._ask(self._send_invitation, f"{self._repository}/collaborators/{login}"))
 
     async def _ask(self, call: Callable[[str], Awaitable[httpx.Response]], url: str) -> Answer | NoAnswer:
-        """Make one call and read its answer, following the repository once to where it moved."""
+        """Make one call and read its answer, following once to where the repository moved."""
         answer = await self._answer(call, url)
         redirect = judge(answer)
         if isinstance(redirect, Follow) and (moved := self._within_api(url, redirect.location)):
-            log.warning("fulfillment.repository_moved")
+            log.warning("fulfillment.github_moved")
             answer = await self._answer(call, moved)
         return answer
 
@@ -594,6 +602,10 @@ class GitHubInviter:
 
     @vendor(GATE, bound_s=LOOK_BOUND_S)
     async def _look_up(self, url: str) -> httpx.Response:
+        return await self._http.get(url, headers=self._headers)
+
+    @vendor(GATE, bound_s=CHECK_BOUND_S, patience_s=CHECK_PATIENCE_S)
+    async def _check(self, url: str) -> httpx.Response:
         return await self._http.get(url, headers=self._headers)
 
 

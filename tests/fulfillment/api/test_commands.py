@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from services.fulfillment.api import make_commands
+from services.fulfillment.api.commands import make_commands
 from services.fulfillment.flow import operator
 from services.fulfillment.flow.flush import FlushReport, Stopped
 from services.fulfillment.flow.operator import Retriggered
