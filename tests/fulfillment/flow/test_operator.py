@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import random
+from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any
 
@@ -297,11 +299,17 @@ async def test_a_requeue_and_a_claim_that_race_never_make_two_attempts_at_once(
     """Over real connections: a flush, and an unforced re-trigger by another process with a flush of its own."""
     process = await start()
     desk = await start(like=process)
+    chance = random.Random(29)
     refused = 0
+
+    async def late(racer: Awaitable[Any]) -> Any:
+        await asyncio.sleep(chance.uniform(0, 0.005))
+        return await racer
+
     for nth in range(ROUNDS):
         purchase = await purchases.add(f"buyer-{nth}", user_id="user_1")
-
-        report, word = await asyncio.gather(process.fulfillment.flush(), again(desk, purchase), return_exceptions=True)
+        racers = (process.fulfillment.flush(), again(desk, purchase))
+        report, word = await asyncio.gather(*map(late, racers), return_exceptions=True)
         assert isinstance(report, FlushReport)
         if isinstance(word, Refusal):
             assert word.code.name == "fulfillment_not_requeueable"
