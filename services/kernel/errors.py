@@ -133,7 +133,7 @@ fulfillment_not_failed 409 - Only a failed purchase, or one whose invitation ran
 fulfillment_not_requeueable 409 65 Unforced, only a pending or failed purchase is re-triggered; add `--force --reason
     TEXT` (`force` and `reason` over HTTP) to send again.
 fulfillment_purchase_unknown 404 65 There is no purchase of this id; the desk and the log name purchases by their id.
-fulfillment_reason_missing 400 64 Forcing a purchase may repeat what a buyer was given: say why with `--reason TEXT`
+fulfillment_reason_missing 400 2 Forcing a purchase may repeat what a buyer was given: say why with `--reason TEXT`
     (`reason` over HTTP); it is kept.
 fulfillment_revoked 409 65 The payment was taken back, so nothing is owed; if it was won back, name this purchase alone,
     by force and with the reason.

@@ -10,7 +10,7 @@ import structlog
 from fastapi import Depends
 from starlette.types import Message
 
-from services.kernel.auth import Access, Caller, caller
+from services.kernel.auth import Access, Caller, caller, unwired
 from services.kernel.errors import Invariant, Refusal, Retryable
 from services.operations import access, web
 from services.operations.access import Guard, open_guard, read_body, undetermined
@@ -20,6 +20,10 @@ from tests.operations.conftest import TOY, MakeTerminal, log_sender
 
 ADMIN = bearer(token("user_admin", role="admin"))
 USER = bearer(token("user_1"))
+
+
+async def raised(error: Invariant) -> None:
+    raise error
 
 
 class Counted:
@@ -42,10 +46,7 @@ class Api:
         self.handled: list[Any] = []
         routes = [route for kind in Access for route in self._routes(guard, kind)]
 
-        async def nobody(error: Invariant) -> None:
-            raise error
-
-        self.app = web.make_app(routes, {}, nobody)
+        self.app = web.make_app(routes, {}, raised)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://test")
 
@@ -131,6 +132,16 @@ async def test_a_body_is_bounded_as_it_comes(size: int, status: int, announced: 
     assert len(api.handled) == (status == 200)
 
 
+@pytest.mark.parametrize("path", ["/user%00", "/user?a=%00"])
+async def test_an_address_that_no_database_takes_is_refused(path: str) -> None:
+    router = make_guard().routes(Access.USER)
+    router.add_api_route("/{name}", unwired, response_model=None)
+    transport = httpx.ASGITransport(web.make_app(router.routes, {}, raised))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        answer = await http.get(path, headers=USER)
+    assert (answer.status_code, answer.json()["code"]) == (422, "request_invalid")
+
+
 async def test_a_body_that_dribbles_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never() -> Message:
         await asyncio.Event().wait()
@@ -170,10 +181,7 @@ async def test_a_handler_knows_its_caller() -> None:
     async def me(who: Annotated[Caller, Depends(caller)]) -> str:
         return f"{who.user_id} {who.role}"
 
-    async def nobody(error: Invariant) -> None:
-        raise error
-
-    transport = httpx.ASGITransport(web.make_app(router.routes, {}, nobody))
+    transport = httpx.ASGITransport(web.make_app(router.routes, {}, raised))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         answer = await http.get("/me", headers=bearer(token("user_9", role="member")))
         assert answer.json() == "user_9 member"
@@ -186,7 +194,7 @@ async def test_keys_that_cannot_be_had_are_nobodys_fault() -> None:
             raise Retryable("keys_unavailable")
 
     guard = make_guard()
-    guard._callers._keys = Away()  # type: ignore[attr-defined]
+    guard._callers._keys = Away()
     answer = await Api(guard).http.post("/user", headers=USER, json={"a": 1})
     assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "keys_unavailable", "5")
 
