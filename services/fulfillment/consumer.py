@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from services.fulfillment.api.commands import make_commands
-from services.fulfillment.flow import events
+from services.fulfillment.flow import events, forgetting
 from services.fulfillment.flow.flush import COOLDOWN, SLICE, Fulfillment, Outside
 from services.fulfillment.flow.invitations import check_invitations
 from services.fulfillment.gateway.checkout import CheckoutSettings, open_checkout
@@ -21,7 +21,7 @@ from services.kernel.deliveries import DeliveryWorker
 from services.kernel.errors import Invariant
 from services.kernel.inbox import Subscription
 from services.kernel.jobs import Job, daily
-from services.kernel.service import CommandLine, Consumption, Runtime, Service
+from services.kernel.service import CommandLine, Consumption, Personal, Runtime, Service
 from services.kernel.sweep import Sweep
 from services.kernel.worker import Worker
 
@@ -130,6 +130,14 @@ def in_process(line: CommandLine, work: Callable[[Fulfillment], Awaitable[T]]) -
     return line.run(SERVICE, opened, in_order=True)
 
 
+async def traces(runtime: Runtime, user_id: str) -> frozenset[str]:
+    return await forgetting.traces(await runtime.database(SERVICE.role), user_id)
+
+
+async def blank(runtime: Runtime, user_id: str, *, dry_run: bool) -> Mapping[str, int]:
+    return await forgetting.blank(await runtime.database(SERVICE.role), user_id, dry_run=dry_run)
+
+
 SERVICE: Final = Service(
     name=SLICE,
     settings=FulfillmentSettings,
@@ -146,4 +154,5 @@ SERVICE: Final = Service(
     describe=describe,
     consume=consume,
     commands=make_commands(in_process),
+    personal=Personal(traces, blank),
 )

@@ -567,3 +567,57 @@ where id = $1 and claim_token = $2 and fulfillment_state = 'delivered'
 async def expire_invitation(tx: Tx, invitation: UndecidedInvitation, lasts: timedelta) -> bool:
     """Write when the invitation ran out; False: the purchase is no longer as it was read."""
     return await tx.execute(EXPIRE_INVITATION, invitation.id, invitation.claim_token, lasts) == 1
+
+
+# --------------------------------------------------------------------------------------------------- a forgotten person
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a stored event may name a buyer by."""
+
+    text: str
+
+
+LIST_TRACES: Final[LiteralString] = """
+select stripe_session_id as text from purchases where user_id = $1
+union select stripe_payment_id from purchases where user_id = $1 and stripe_payment_id is not null
+union select email from purchases where user_id = $1 and email is not null
+order by text"""
+
+
+async def list_traces(tx: Tx, user_id: str) -> list[str]:
+    """Session ids, payment ids and addresses of a user's purchases; none: no purchase is theirs."""
+    return [row.text for row in await tx.rows(Trace, LIST_TRACES, user_id)]
+
+
+@dataclass(frozen=True, slots=True)
+class BlankedPurchases:
+    """``personal``: those that held something of a person; ``in_progress``: one that is being attempted, by its id."""
+
+    blanked: int
+    personal: int
+    in_progress: int | None
+
+
+# One that is claimed between the look and the write is not blanked: then fewer were than held something. A failed
+# purchase keeps a reason, because every failed one has.
+BLANK_PURCHASES: Final[LiteralString] = """
+with own as materialized (
+  select id, fulfillment_state = 'in_progress' as in_progress,
+         num_nonnulls(email, github_handle, github_account_id, invitation_url, invited_account_id,
+                      nullif(fulfillment_last_error, 'forgotten')) > 0 as personal
+  from purchases where user_id = $1),
+blanked as (
+  update purchases p
+  set email = null, github_handle = null, github_account_id = null, invitation_url = null, invited_account_id = null,
+      fulfillment_last_error = case when p.fulfillment_state = 'failed' then 'forgotten' end
+  from own o where $2 and p.id = o.id and o.personal and p.fulfillment_state <> 'in_progress'
+  returning p.id)
+select (select count(*) from blanked) as blanked, count(*) filter (where personal) as personal,
+       min(id) filter (where in_progress) as in_progress
+from own"""
+
+
+async def blank_purchases(tx: Tx, user_id: str, *, dry_run: bool) -> BlankedPurchases:
+    """Blank what a user's purchases hold of a person: address, username, account, invitation, the vendor's words."""
+    done = await tx.row(BlankedPurchases, BLANK_PURCHASES, user_id, not dry_run)
+    return done or BlankedPurchases(0, 0, None)

@@ -74,6 +74,8 @@ token_signature 401 - The token's key did not make this signature.
 # Processes and commands
 database_refused - 78 The database knows no such role or database, or not this password; correct ROWCLAIM_DATABASE_URL
     or ROWCLAIM_DATABASE_PASSWORD; `rowclaim migrate` makes the login roles, `alter role NAME password` lets them in.
+forget_in_progress - 75 Something of this person's is in progress and may write once more; run it again when it ended.
+forget_unknown - 65 Nobody has this user id: no slice knows it and no stored event names it; correct it.
 gate_not_closed 409 65 The gate is open already; `rowclaim gate list` shows them all.
 migration_failed - 78 A migration was rolled back; correct what the database says, then run `rowclaim migrate` again.
 page_not_open - 65 No page of that key is open; `rowclaim pages list` shows those that are.
@@ -144,6 +146,10 @@ idempotency_key_invalid 400 - An idempotency key is 1 to 200 characters of print
 idempotency_key_reused 409 - The idempotency key stands for another request; take a new one for a new request.
 purchase_owned 409 - The purchase has another owner, and that is never changed.
 # Ingress
+backfill_refused - 78 Stripe refuses our key or what it may read; correct ROWCLAIM_INGRESS_STRIPE_API_KEY.
+backfill_unavailable - 75 Stripe did not list its events; run it again later: what was stored is only counted.
+backfill_unconfigured - 78 No key reads Stripe's events; set ROWCLAIM_INGRESS_STRIPE_API_KEY.
+backfill_window - 65 Stripe lists events of the last 30 days alone; give a `--since` within them and before `--until`.
 body_not_json 400 - The signature is good, but the body is no JSON; send the event as it was made.
 body_not_object 400 - The signature is good, but the body is JSON of another kind than an object.
 body_not_utf8 400 - The body is not UTF-8, so no signature can be checked over it.

@@ -8,9 +8,11 @@ from services.operations.by_hand import gate, pages, pause
 from services.operations.consuming import consume, sweep
 from services.operations.demo.command import demo
 from services.operations.doctor import doctor
+from services.operations.forgetting import forget
 from services.operations.migrating import migrate, topics
 from services.operations.minting import token
 from services.operations.openapi import openapi
+from services.operations.pruning import prune
 from services.operations.publishing import asyncapi, schemas
 from services.operations.reference import reference
 from services.operations.serving import serve
@@ -28,7 +30,7 @@ def make_app(terminal: Terminal) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     ours: list[Callable[..., None]] = [up, demo, token, migrate, topics, doctor, serve, consume, sweep, pause]
-    ours += [reference, schemas, openapi, asyncapi]
+    ours += [forget, prune, reference, schemas, openapi, asyncapi]
     for command in ours:
         app.command()(command)
     app.add_typer(gate, name="gate")

@@ -12,7 +12,6 @@ from faststream.kafka import KafkaBroker
 
 from services.kernel import inbox
 from services.kernel.db import Database
-from services.kernel.deliveries import reap_deliveries
 from services.kernel.service import Consumption, Service
 from services.kernel.sweep import Sweep, run_sweep
 from services.kernel.triggers import Publisher
@@ -21,6 +20,7 @@ from services.operations.jobs import run_job
 from services.operations.paging import send_unsent
 from services.operations.process import Process, Task, run_tasks
 from services.operations.serving import page_invariant, readiness
+from services.operations.store import reap_deliveries
 from services.operations.subscribers import Liveness, is_consuming, run_subscribers
 from services.operations.subscribing import DeadLetters, make_broker, subscribe
 from services.operations.terminal import Terminal

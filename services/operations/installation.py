@@ -225,6 +225,8 @@ class Installation:
                 "ROWCLAIM_SMTP_URL": said["smtp_url"],
                 "ROWCLAIM_AUTH_ISSUER": said["clerk_issuer"],
                 "ROWCLAIM_AUTH_JWKS_URL": f"{said['clerk_issuer']}/.well-known/jwks.json",
+                "ROWCLAIM_INGRESS_STRIPE_API_URL": said["stripe_url"],
+                "ROWCLAIM_INGRESS_STRIPE_API_KEY": said["stripe_api_key"],
                 "ROWCLAIM_FULFILLMENT_STRIPE_API_URL": said["stripe_url"],
                 "ROWCLAIM_FULFILLMENT_STRIPE_API_KEY": said["stripe_api_key"],
                 "ROWCLAIM_FULFILLMENT_GITHUB_API_URL": said["github_url"],

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 
 from services.kernel.db import Tx
+from services.kernel.deliveries import CRASHES_MAX, DeliveryState
 from services.kernel.pager import Page, Severity
 
 
@@ -212,6 +213,36 @@ async def record_action(
 ) -> None:
     """Keep who did what by hand, and why."""
     await tx.execute(RECORD_ACTION, actor, verb, target, reason, json.dumps(before), json.dumps(after))
+
+
+# One statement: a SELECT first and an UPDATE by id next would overwrite rows that finished in between.
+REAP_DELIVERIES: Final[LiteralString] = """
+with dead as materialized (
+  select event_id, consumer, claim_token from webhook_deliveries
+  where state = 'in_progress' and lease_until < rowclaim_now()
+  order by claimed_at limit $1 for no key update skip locked)
+update webhook_deliveries d
+set state = case when d.renewals = 0 and d.crash_reaps + 1 >= $2 then 'parked' else 'pending' end,
+    edge = case when d.renewals = 0 and d.crash_reaps + 1 >= $2 then 'reap_park' else 'reap' end,
+    parked_reason = case when d.renewals = 0 and d.crash_reaps + 1 >= $2 then 'kills_workers' end,
+    crash_reaps = d.crash_reaps + case when d.renewals = 0 then 1 else 0 end,
+    claim_token = d.claim_token + 1, outcome_token = null, lease_until = null, next_attempt_at = rowclaim_clock()
+from dead
+where d.event_id = dead.event_id and d.consumer = dead.consumer and d.claim_token = dead.claim_token
+  and d.lease_until < rowclaim_now()
+returning d.event_id, d.consumer, d.state"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    event_id: int
+    consumer: str
+    state: DeliveryState
+
+
+async def reap_deliveries(tx: Tx, *, limit: int = 500) -> list[Reaped]:
+    """Free deliveries whose lease is over, whoever held them; one that keeps killing its workers is parked."""
+    return await tx.rows(Reaped, REAP_DELIVERIES, limit, CRASHES_MAX)
 
 
 # Looks through a window of events for pairs without a delivery: an event that was committed while its subscription

@@ -27,11 +27,12 @@ from services.fulfillment.gateway.mail import open_mailer
 from services.ingress.store import Arrival, arrive
 from services.kernel import inbox
 from services.kernel.db import Database
-from services.kernel.deliveries import DeliveryWorker, reap_deliveries
+from services.kernel.deliveries import DeliveryWorker
 from services.kernel.doors import Door
 from services.kernel.gate import Gates
 from services.kernel.inbox import Subscription
 from services.kernel.pager import Pager
+from services.operations.store import reap_deliveries
 from services.sandbox.control import SandboxControl
 from services.sandbox.embedded.mail import MailSink
 from services.sandbox.embedded.process import free_ports

@@ -15,8 +15,9 @@ from services.identity.flow import SLICE, handle
 from services.ingress.store import Arrival, arrive
 from services.kernel import inbox
 from services.kernel.db import Database
-from services.kernel.deliveries import DeliveryWorker, reap_deliveries
+from services.kernel.deliveries import DeliveryWorker
 from services.kernel.doors import Door
+from services.operations.store import reap_deliveries
 from tests.crash.child import Ended
 from tests.crash.plugin import Record
 from tests.crash.sweep import Make, World, sweep

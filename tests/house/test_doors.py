@@ -66,6 +66,7 @@ NAMES_ONLY = {
     "services/fulfillment/gateway/checkout.py": {"stripe": "its error classes"},
     "services/fulfillment/gateway/invite.py": {"httpx": "the client it is lent, and its error classes"},
     "services/ingress/api/commands.py": {"socket": "the host's name"},
+    "services/ingress/gateway/history.py": {"stripe": "its client's type and error classes"},
     "services/ingress/gateway/stripe.py": {"stripe": "its signature check"},
     "services/ingress/store.py": {"asyncpg": "its error classes"},
     "services/kernel/claim.py": {"socket": "the host's name"},

@@ -12,18 +12,23 @@ ONLY_HELD_ROWS_HAVE_A_LEASE: Final = "only a row in progress has a lease; the st
 PRUNES: Final = "an event has one body: the instant only tells the planner in which partition"
 
 
+CONTROLS: Final = ("control: a statement as it is", "control: the schema as it is")
+
+
 def _all() -> Iterator[tuple[str, str]]:
+    for control in CONTROLS:
+        yield control, "nothing is gone: were a test to die here, none that dies elsewhere would tell anything"
     for claim in ("fulfillment.store.CLAIM_OLDEST", "fulfillment.store.CLAIM_DEFERRED"):
         yield f"{claim} without `p.claim_token = next.claim_token`", PINNED
     yield "kernel.deliveries.CLAIM_DELIVERIES without `d.claim_token = next.claim_token`", PINNED
     yield "kernel.jobs.CLAIM without `r.claim_token = next.claim_token`", PINNED
     yield "tests.conformance.toy.store.CLAIM without `l.claim_token = next.claim_token`", PINNED
-    yield "kernel.deliveries.REAP_DELIVERIES without `d.claim_token = dead.claim_token`", PINNED
+    yield "operations.store.REAP_DELIVERIES without `d.claim_token = dead.claim_token`", PINNED
     yield "kernel.jobs.REAP without `r.claim_token = dead.claim_token`", PINNED
     yield "tests.conformance.toy.store.REAP without `l.claim_token = expired.claim_token`", PINNED
     for conjunct in ("lease_until < rowclaim_now()", "d.lease_until < rowclaim_now()"):
-        yield f"kernel.deliveries.REAP_DELIVERIES without `{conjunct}`", SAID_TWICE
-    yield "kernel.deliveries.REAP_DELIVERIES without `state = 'in_progress'`", ONLY_HELD_ROWS_HAVE_A_LEASE
+        yield f"operations.store.REAP_DELIVERIES without `{conjunct}`", SAID_TWICE
+    yield "operations.store.REAP_DELIVERIES without `state = 'in_progress'`", ONLY_HELD_ROWS_HAVE_A_LEASE
     yield "kernel.jobs.REAP without `state = 'running'`", ONLY_HELD_ROWS_HAVE_A_LEASE
     yield "tests.conformance.toy.store.REAP without `state = 'in_progress'`", ONLY_HELD_ROWS_HAVE_A_LEASE
     yield (
@@ -39,6 +44,11 @@ def _all() -> Iterator[tuple[str, str]]:
     yield (
         "ingress.store.ARRIVE without `f.id is null`",
         "a fresh event is not in the snapshot that is searched: the condition only spares the search",
+    )
+    yield "kernel.gate.SUCCEED without `refusals > 0`", "it only spares a write that changes nothing"
+    yield (
+        "operations.store.OLD_TRANSACTIONS without `backend_type = 'client backend'`",
+        "the server's own workers cannot be made to hold a transaction open",
     )
     yield (
         "identity.store.RECORD_SEEN without `users.deleted_at is null`",

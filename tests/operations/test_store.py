@@ -229,3 +229,29 @@ async def test_a_role_that_is_as_it_must_be_is_not_amiss(database: Database) -> 
         ("rowclaim_owner", True, False),
         ("rowclaim_reader", True, True),
     ]
+
+
+async def test_a_role_is_bounded_by_every_setting_and_by_no_other(connect: Connect) -> None:
+    """Roles are the whole server's: this one is never committed."""
+
+    async def probe(*settings: str) -> list[bool]:
+        async with superuser.transaction() as tx:
+            await tx.execute("create role probe login")
+            for setting in settings:
+                await tx.execute(f"alter role probe set {setting} = 1")
+            amiss = await store.list_roles_amiss(tx, {"probe": False}, ["lock_timeout", "statement_timeout"])
+            raise Told([role.bounded for role in amiss])
+
+    superuser = await connect()
+    for settings, bounded in (
+        (("lock_timeout", "statement_timeout"), []),
+        (("lock_timeout", "tcp_user_timeout"), [False]),
+        (("lock_timeout",), [False]),
+    ):
+        with pytest.raises(Told) as told:
+            await probe(*settings)
+        assert told.value.args == (bounded,), settings
+
+
+class Told(Exception):
+    """Carries what was seen out of a transaction, and rolls it back."""
