@@ -6,8 +6,8 @@ from datetime import timedelta
 from services.kernel.claim import WORKER
 from services.kernel.db import Tx
 from services.kernel.jobs import JOB_RUNS, Job, daily
-from services.operations import job_runs
-from services.operations.job_runs import ClaimedPeriod
+from services.operations import job_store
+from services.operations.job_store import ClaimedPeriod
 from tests.conformance.claims import Claims
 from tests.conformance.kind import Held, Kind
 
@@ -20,7 +20,7 @@ JOB = Job(name="rollups", schedule=daily(hour=3), run=never_run)
 
 
 async def claim(tx: Tx, limit: int) -> list[Held]:
-    period = await job_runs.claim_period(tx, JOB)
+    period = await job_store.claim_period(tx, JOB)
     return [] if period is None else [Held((JOB.name, period.period), period.claim_token)]
 
 
@@ -30,19 +30,19 @@ def period_of(held: Held) -> ClaimedPeriod:
 
 
 async def finish(tx: Tx, held: Held) -> bool:
-    return await job_runs.finish(tx, JOB, period_of(held), {"rows": 7})
+    return await job_store.finish(tx, JOB, period_of(held), {"rows": 7})
 
 
 async def put_back(tx: Tx, held: Held) -> bool:
-    return await job_runs.put_back(tx, JOB, period_of(held), timedelta(0))
+    return await job_store.put_back(tx, JOB, period_of(held), timedelta(0))
 
 
 async def renew(tx: Tx, held: Held) -> bool:
-    return await job_runs.renew(tx, JOB, period_of(held))
+    return await job_store.renew(tx, JOB, period_of(held))
 
 
 async def reap(tx: Tx) -> int:
-    return await job_runs.reap(tx, JOB)
+    return await job_store.reap(tx, JOB)
 
 
 JOB_RUNS = Kind(
@@ -55,7 +55,7 @@ select '{JOB.name}', 'day ' || n, 'due', 'plan', rowclaim_now() - interval '1 da
 from generate_series($1::int, 1, -1) n""",
     ages="next_attempt_at, period",
     claim=claim,
-    claim_query=job_runs.CLAIM,
+    claim_query=job_store.CLAIM,
     claim_arguments=(JOB.name, WORKER, JOB.lease),
     claim_index="job_runs_due",
     lease=JOB.lease,

@@ -10,9 +10,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 
-import httpx
-
-from services.operations.demo.stage import Note, Stage, until
+from services.operations.demo.stage import OPERATOR, Answer, Note, Stage, until
 from services.operations.demo.verdict import Scene, Told
 from services.sandbox.faults import Act, Fault, Reply
 from services.sandbox.github.shapes import AccountType
@@ -27,7 +25,6 @@ from services.sandbox.wire import (
     DeleteAccount,
     DeliverStripe,
     ListStripeEvents,
-    MintToken,
     RefundCharge,
     SetPosting,
     SettleSession,
@@ -37,7 +34,6 @@ SETTLED_WITHIN_S: Final = 30.0
 RETRY_AFTER_S: Final = 2
 INVITED: Final = {effect.value for effect in InviteEffect if effect.told}
 """Whatever told the person something: an invitation that is open already and sent again counts as well."""
-OPERATOR: Final = "user_operator"
 EVENTS: Final = (
     "checkout.session.completed",
     "checkout.session.async_payment_succeeded",
@@ -136,7 +132,7 @@ class FulfillmentStory:
     async def refused_before_paying(self) -> tuple[int, str]:
         await self.stage.control.do(AddAccount("initech", AccountType.ORGANIZATION))
         said = [await self.checks_out("user_early", login) for login in ("no-such-person", "initech")]
-        codes = {(answer.status_code, answer.json().get("code")) for answer in said}
+        codes = {(answer.status, answer.body.get("code")) for answer in said}
         self.told.check("who cannot be invited is told before paying", codes, {(400, "github_handle_unknown")})
         return 0, "2 told before paying"
 
@@ -154,8 +150,8 @@ class FulfillmentStory:
         session = await self.buy(None, user="user_late")
         before = await self.came_of([session])
         body = {"purchaseId": (await self.purchase(session))["id"], "githubUsername": await self.person("latecomer")}
-        answer = await self.call("user_late", "POST", "/fulfillment/requeue", body)
-        shown = [one["state"] for one in answer.json().get("purchases", [])]
+        answer = await self.stage.call("user_late", "POST", "/fulfillment/requeue", body)
+        shown = [one["state"] for one in answer.body.get("purchases", [])]
         self.told.check("the answer to a correction shows the delivery", shown, ["delivered"])
         return 1, f"{before}, then {await self.came_of([session])}"
 
@@ -170,15 +166,15 @@ class FulfillmentStory:
         await self.release()
         await self.deliver(Plan(await self.events_of([session])))
         before = await self.came_of([session])
-        listed = (await self.call(OPERATOR, "GET", "/admin/fulfillments/attention")).json()["purchases"]
+        listed = (await self.stage.call(OPERATOR, "GET", "/admin/fulfillments/attention")).body["purchases"]
         purchase = (await self.purchase(session))["id"]
         mine = next(one for one in listed if one["id"] == purchase)
         await self.person(login)
         why = {"userId": "user_walk_in", "reason": "showed the receipt"}
-        await self.call(OPERATOR, "POST", f"/admin/purchases/{purchase}/link", why)
-        sent = await self.call(OPERATOR, "POST", "/admin/users/user_walk_in/fulfillment/retrigger", {})
+        await self.stage.call(OPERATOR, "POST", f"/admin/purchases/{purchase}/link", why)
+        sent = await self.stage.call(OPERATOR, "POST", "/admin/users/user_walk_in/fulfillment/retrigger", {})
         self.told.check("it could not be sent before it had an owner", mine["canResend"], False)
-        self.told.check("it was sent once it had one", sent.status_code, 200)
+        self.told.check("it was sent once it had one", sent.status, 200)
         return 1, f"{before}, linked, then {await self.came_of([session])}"
 
     async def refunded(self) -> tuple[int, str]:
@@ -326,19 +322,14 @@ class FulfillmentStory:
         """A purchase from our checkout to the paid page; the Session's id."""
         user = user or f"user_{login or 'without'}"
         answer = await self.checks_out(user, login)
-        session = str(answer.raise_for_status().json()["id"])
+        session = str(answer.body["id"])
         await self.stage.control.do(CompleteSession(session, payment, email=f"{user}@example.com"))
         self.sold.append(session)
         return session
 
-    async def checks_out(self, user: str, login: str | None) -> httpx.Response:
+    async def checks_out(self, user: str, login: str | None) -> Answer:
         """A user says at our checkout whom to invite."""
-        return await self.call(user, "POST", "/checkout/session", {"githubUsername": login})
-
-    async def call(self, user: str, method: str, path: str, body: object = None) -> httpx.Response:
-        """A request to our API with a token of this user's; the operator's says the role."""
-        token = await self.stage.control.do(MintToken(user, role="admin" if user == OPERATOR else None))
-        return await self.stage.client.request(method, path, json=body, headers={"authorization": f"Bearer {token}"})
+        return await self.stage.call(user, "POST", "/checkout/session", {"githubUsername": login})
 
     async def sell_elsewhere(self, login: str, *, mark: str | None, owner: str | None) -> str:
         """A checkout that our shop did not open, paid; the Session's id."""

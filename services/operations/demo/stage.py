@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import asyncpg
 import httpx
@@ -14,10 +14,12 @@ import httpx
 from services.operations.installation import Installation, Plan, installation
 from services.operations.terminal import Terminal
 from services.sandbox.control import SandboxControl
+from services.sandbox.wire import MintToken
 
 T = TypeVar("T")
 
 POLL_S: Final = 0.03
+OPERATOR: Final = "user_operator"
 ANSWER_S: Final = 40.0
 """An answer may wait 25 seconds for the flush it caused."""
 # The pace that GitHub asks for is a second; the story would take a minute of waiting. The lease is short for the same
@@ -50,6 +52,14 @@ async def until(probe: Callable[[], Awaitable[T]], *, within_s: float, what: str
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What our API said."""
+
+    status: int
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """Everything that runs, while it runs."""
 
@@ -57,7 +67,13 @@ class Stage:
     control: SandboxControl
     database: "asyncpg.Pool[asyncpg.Record]"
     client: httpx.AsyncClient
-    """Speaks to our HTTP process."""
+
+    async def call(self, user: str, method: str, path: str, body: object = None) -> Answer:
+        """A request to our HTTP process with a token of this user's; the operator's says the role."""
+        token = await self.control.do(MintToken(user, role="admin" if user == OPERATOR else None))
+        headers = {"authorization": f"Bearer {token}"}
+        answer = await self.client.request(method, path, json=body, headers=headers)
+        return Answer(answer.status_code, answer.json())
 
 
 @asynccontextmanager
