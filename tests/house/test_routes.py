@@ -37,11 +37,11 @@ PUBLIC = {
 }
 AUTHENTICATED = {
     "GET /admin/fulfillments/attention": Access.ADMIN,
-    "GET /fulfillment": Access.USER,
     "POST /admin/purchases/{purchase_id}/link": Access.ADMIN,
     "POST /admin/users/{user_id}/fulfillment/retrigger": Access.ADMIN,
     "POST /admin/vendors/{vendor}/gate/close": Access.ADMIN,
     "POST /admin/vendors/{vendor}/gate/open": Access.ADMIN,
+    "GET /fulfillment": Access.USER,
     "POST /checkout/session": Access.USER,
     "POST /fulfillment/requeue": Access.USER,
 }
