@@ -9,7 +9,6 @@ from typing import Any, LiteralString, TypeVar
 import asyncpg
 import pytest
 
-from services.kernel import jobs
 from services.kernel.db import Database
 from services.kernel.errors import Invariant, Retryable
 from services.kernel.jobs import Job, weekly
@@ -143,7 +142,7 @@ class NoRenewals:
         return getattr(self._db, name)
 
     async def execute(self, query: LiteralString, *args: object) -> int:
-        if query == jobs.RENEW:
+        if query == store.RENEW:
             raise Retryable("database_unavailable")
         return await self._db.execute(query, *args)
 
