@@ -2,7 +2,8 @@
 
 Every process plans and claims by the database's clock in UTC, so a job runs however few processes live, and once
 however many do. A period missed while nobody ran is planned late. Whoever dies holding a period loses it to the reaper:
-a run must bear being run again, and one that lost its lease is cancelled (``operations/jobs.py`` runs them).
+a run must bear being run again, and one that lost its lease is cancelled. Here stands what a slice says of a job;
+``operations/jobs.py`` runs it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

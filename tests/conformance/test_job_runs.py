@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
+from services.kernel import jobs
 from services.kernel.claim import WORKER
 from services.kernel.db import Tx
-from services.kernel.jobs import JOB_RUNS, Job, daily
-from services.operations import job_store
-from services.operations.job_store import ClaimedPeriod
+from services.kernel.jobs import Job
+from services.operations.store import periods as store
 from tests.conformance.claims import Claims
 from tests.conformance.kind import Held, Kind
 
@@ -16,37 +16,37 @@ async def never_run(period: str) -> Mapping[str, object]:
     raise AssertionError(f"{period} was run")
 
 
-JOB = Job(name="rollups", schedule=daily(hour=3), run=never_run)
+JOB = Job(name="rollups", schedule=jobs.daily(hour=3), run=never_run)
 
 
 async def claim(tx: Tx, limit: int) -> list[Held]:
-    period = await job_store.claim_period(tx, JOB)
+    period = await store.claim_period(tx, JOB)
     return [] if period is None else [Held((JOB.name, period.period), period.claim_token)]
 
 
-def period_of(held: Held) -> ClaimedPeriod:
+def period_of(held: Held) -> store.ClaimedPeriod:
     _, period = held.key
-    return ClaimedPeriod(str(period), held.token, 1)
+    return store.ClaimedPeriod(str(period), held.token, 1)
 
 
 async def finish(tx: Tx, held: Held) -> bool:
-    return await job_store.finish(tx, JOB, period_of(held), {"rows": 7})
+    return await store.finish(tx, JOB, period_of(held), {"rows": 7})
 
 
 async def put_back(tx: Tx, held: Held) -> bool:
-    return await job_store.put_back(tx, JOB, period_of(held), timedelta(0))
+    return await store.put_back(tx, JOB, period_of(held), timedelta(0))
 
 
 async def renew(tx: Tx, held: Held) -> bool:
-    return await job_store.renew(tx, JOB, period_of(held))
+    return await store.renew(tx, JOB, period_of(held))
 
 
 async def reap(tx: Tx) -> int:
-    return await job_store.reap(tx, JOB)
+    return await store.reap(tx, JOB)
 
 
 JOB_RUNS = Kind(
-    machine=JOB_RUNS,
+    machine=jobs.JOB_RUNS,
     role="rowclaim_fulfillment",
     key=("job", "period"),
     seed=f"""
@@ -55,7 +55,7 @@ select '{JOB.name}', 'day ' || n, 'due', 'plan', rowclaim_now() - interval '1 da
 from generate_series($1::int, 1, -1) n""",
     ages="next_attempt_at, period",
     claim=claim,
-    claim_query=job_store.CLAIM,
+    claim_query=store.CLAIM,
     claim_arguments=(JOB.name, WORKER, JOB.lease),
     claim_index="job_runs_due",
     lease=JOB.lease,

@@ -1,4 +1,4 @@
-"""The rows of jobs: a period planned by whoever sees it due, claimed, held by lease and token, freed after a death."""
+"""The periods of jobs (``job_runs``), in the order in which the loop of a job meets them."""
 
 import json
 from collections.abc import Mapping
