@@ -1,16 +1,17 @@
-"""The card of identity: which events it is owed, and the one worker over them."""
+"""The card of identity: which events it is owed, the one worker over them, and how it forgets a person."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Final
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.identity.flow import SLICE, handle
-from services.kernel.deliveries import Delivery, DeliveryWorker, Verdict
+from services.identity import flow
+from services.kernel.deliveries import DeliveryWorker
 from services.kernel.inbox import Subscription
-from services.kernel.service import Consumption, Runtime, Service
+from services.kernel.service import Consumption, Personal, Runtime, Service
 from services.kernel.settings import SliceSettings
 from services.kernel.worker import Worker
 
@@ -32,15 +33,20 @@ async def consume(runtime: Runtime) -> Consumption:
     db = await runtime.database(SERVICE.role)
     lease = timedelta(seconds=runtime.slice_settings(IdentitySettings).delivery_lease_s)
 
-    async def write(batch: Sequence[Delivery]) -> Mapping[int, Verdict]:
-        return await handle(db, batch)
-
-    deliveries = DeliveryWorker(db, SLICE, write, lease=lease, batch_max=BATCH_MAX)
+    deliveries = DeliveryWorker(db, flow.SLICE, partial(flow.handle, db), lease=lease, batch_max=BATCH_MAX)
     return Consumption(workers=[Worker("deliveries", deliveries.step)])
 
 
+async def traces(runtime: Runtime, user_id: str) -> frozenset[str]:
+    return await flow.traces(await runtime.database(SERVICE.role), user_id)
+
+
+async def blank(runtime: Runtime, user_id: str, *, dry_run: bool) -> Mapping[str, int]:
+    return await flow.blank(await runtime.database(SERVICE.role), user_id, dry_run=dry_run)
+
+
 SERVICE: Final = Service(
-    name=SLICE,
+    name=flow.SLICE,
     settings=IdentitySettings,
     subscriptions=(
         Subscription("clerk", "user.created"),
@@ -49,4 +55,5 @@ SERVICE: Final = Service(
     ),
     topics=("clerk.events.v1",),
     consume=consume,
+    personal=Personal(traces, blank),
 )

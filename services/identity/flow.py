@@ -55,3 +55,17 @@ def read(body: bytes | None) -> UserSeen | UserGone | None:
             return UserGone(user.id)
         case never:
             assert_never(never)
+
+
+async def traces(tx: Tx, user_id: str) -> frozenset[str]:
+    """The user's id, if Clerk ever told of them, and what else stored events may name them by."""
+    found = await store.find_traces(tx, user_id)
+    if found is None:
+        return frozenset()
+    return frozenset(text for text in (user_id, found.email, found.stripe_customer_id) if text is not None)
+
+
+async def blank(tx: Tx, user_id: str, *, dry_run: bool) -> Mapping[str, int]:
+    """Forget a user, for good, whether Clerk told of them or will; how many rows that is. Dry, it writes nothing."""
+    forgets = await store.is_not_forgotten(tx, user_id) if dry_run else await store.forget(tx, user_id)
+    return {"users": int(forgets)}

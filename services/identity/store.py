@@ -1,6 +1,7 @@
-"""Every statement of identity. Each is a batch of its own commit, and changes only what stands behind it."""
+"""Every statement of identity: each a commit of its own, which changes only what stands behind it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, LiteralString
 
 from services.identity.machine import UserGone, UserSeen
@@ -55,3 +56,44 @@ async def record_gone(tx: Tx, gone: Sequence[UserGone]) -> int:
     if not gone:
         return 0
     return await tx.execute(RECORD_GONE, [one.user_id for one in gone])
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """By what else than their id a user is known; None: by nothing."""
+
+    email: str | None
+    stripe_customer_id: str | None
+
+
+FIND_TRACES: Final[LiteralString] = """
+select email, stripe_customer_id from users where user_id = $1"""
+
+
+async def find_traces(tx: Tx, user_id: str) -> Traces | None:
+    """What is kept of a user, deleted and forgotten ones included; None: nobody ever told of one."""
+    return await tx.row(Traces, FIND_TRACES, user_id)
+
+
+NOT_FORGOTTEN: Final[LiteralString] = """
+select not exists (select from users where user_id = $1 and forgotten_at is not null)"""
+
+
+async def is_not_forgotten(tx: Tx, user_id: str) -> bool:
+    """Whether ``forget`` would write."""
+    would: bool = await tx.value(NOT_FORGOTTEN, user_id)
+    return would
+
+
+# Also of a user nobody told of yet: who is known to another slice alone must not come in with Clerk's next event.
+FORGET: Final[LiteralString] = """
+insert into users (user_id, created_at, updated_at, forgotten_at)
+values ($1, rowclaim_now(), rowclaim_now(), rowclaim_now())
+on conflict (user_id) do update
+set email = null, stripe_customer_id = null, updated_at = rowclaim_now(), forgotten_at = rowclaim_now()
+where users.forgotten_at is null"""
+
+
+async def forget(tx: Tx, user_id: str) -> bool:
+    """Blank a user, for good; False: they were forgotten before."""
+    return await tx.execute(FORGET, user_id) == 1

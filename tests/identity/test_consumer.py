@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from services.identity.consumer import BATCH_MAX, SERVICE, IdentitySettings
+from services.identity.machine import UserSeen
+from services.identity.store import record_seen
 from services.ingress.store import Arrival, arrive
 from services.kernel import inbox
 from services.kernel.deliveries import claim_deliveries
@@ -22,6 +24,12 @@ from tests.fixtures.database import Clock, Connect, Connection, DatabaseUrl
 from tests.identity.conftest import ROLE, USER, People, body, deleted, user
 from tests.waiting import wait_until
 
+NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
+
+
+def environ(database_url: str) -> dict[str, str]:
+    return {"ROWCLAIM_DATABASE_URL": database_url}
+
 
 async def logs(_: Process) -> LogSender:
     return LogSender()
@@ -30,8 +38,7 @@ async def logs(_: Process) -> LogSender:
 @asynccontextmanager
 async def consuming(database_url: str) -> AsyncIterator[Consumption]:
     """A process of the slice with its worker at work."""
-    loaded = load([SERVICE], [SERVICE], {"ROWCLAIM_DATABASE_URL": database_url})
-    async with Process.open("tests", [SERVICE], loaded, logs) as process:
+    async with Process.open("tests", [SERVICE], load([SERVICE], [SERVICE], environ(database_url)), logs) as process:
         assert SERVICE.consume is not None
         consumption = await SERVICE.consume(process)
         (worker,) = consumption.workers
@@ -103,6 +110,20 @@ async def test_stored_events_become_users_and_their_deliveries_end(
     assert ended.pop("msg_unreadable") == ("parked", "unreadable_body")
     assert "msg_session" not in ended
     assert set(ended.values()) == {("done", None)}
+
+
+async def test_the_card_forgets_under_the_slices_own_role(
+    connect: Connect, people: People, database_url: DatabaseUrl
+) -> None:
+    await record_seen(await connect(ROLE), [UserSeen(USER, "ada@example.com", "cus_1", NOON, NOON)])
+    personal = SERVICE.personal
+    assert personal is not None
+    async with Process.open("tests", [SERVICE], load([SERVICE], [], environ(database_url())), logs) as process:
+        assert await personal.traces(process, USER) == {USER, "ada@example.com", "cus_1"}
+        assert await personal.blank(process, USER, dry_run=True) == {"users": 1}
+        assert (await people())[USER] == ("ada@example.com", "cus_1", False)
+        assert await personal.blank(process, USER, dry_run=False) == {"users": 1}
+    assert await people() == {USER: (None, None, False)}
 
 
 async def test_a_dead_processs_event_brings_nobody_back(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.identity import store
-from services.identity.flow import handle, read
+from services.identity.flow import blank, handle, read, traces
 from services.identity.machine import UserGone, UserSeen
 from services.kernel.deliveries import Done, Parked, Verdict
 from tests.fixtures.database import Connect, Connection
@@ -176,3 +176,22 @@ def test_a_body_is_read_as_its_schema_says() -> None:
     word = seen(body("updated", user("a@example.com", at=5, customer="cus_9"), told=7))
     assert (word.user_id, word.email, word.stripe_customer_id) == (USER, "a@example.com", "cus_9")
     assert (word.updated_at.timestamp(), word.told_at.timestamp()) == (0.005, 0.007)
+
+
+# ------------------------------------------------------------------------------------------------------ being forgotten
+async def test_a_user_is_known_by_what_the_row_holds_and_forgotten_for_good(connect: Connect, people: People) -> None:
+    db = await connect(ROLE)
+    await handled(db, CREATED, UPDATED, body("created", user(None, user_id="user_bob")), deleted("user_gone"))
+    assert await traces(db, USER) == {USER, "second@example.com", "cus_2"}
+    assert await traces(db, "user_bob") == {"user_bob"}
+    assert await traces(db, "user_gone") == {"user_gone"}
+    assert await traces(db, "user_nobody") == frozenset()
+
+    before = await people()
+    assert await blank(db, USER, dry_run=True) == {"users": 1}
+    assert await people() == before
+    assert await blank(db, USER, dry_run=False) == {"users": 1}
+    assert [await blank(db, USER, dry_run=dry_run) for dry_run in (True, False)] == [{"users": 0}] * 2
+    assert await traces(db, USER) == {USER}, "a second run still knows them"
+    await handled(db, UPDATED_AGAIN, body("updated", user(at=9000)))
+    assert await people() == {**before, USER: (None, None, False)}

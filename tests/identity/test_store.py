@@ -93,11 +93,34 @@ async def test_a_deletion_leaves_a_row_without_a_person(connect: Connect, owner:
 async def test_a_forgotten_user_may_only_be_deleted(connect: Connect, owner: Connection, people: People) -> None:
     db = await connect(ROLE)
     await store.record_seen(db, [ADA])
-    await owner.execute("update users set email = null, stripe_customer_id = null, forgotten_at = rowclaim_now()")
+    assert await store.forget(db, "user_ada") is True
     assert await store.record_seen(db, [replace(ADA, updated_at=NOON + LATER)]) == 0
     assert await people() == {"user_ada": (None, None, False)}
     assert await store.record_gone(db, [UserGone("user_ada")]) == 1
     assert await people() == {"user_ada": (None, None, True)}
+
+
+async def test_a_user_is_forgotten_once_and_alone(
+    connect: Connect, owner: Connection, people: People, clock: Clock
+) -> None:
+    db = await connect(ROLE)
+    await store.record_seen(db, [ADA, replace(ADA, user_id="user_eve")])
+    for user_id, told in (("user_ada", True), ("user_not_told_of", False)):
+        assert (await store.find_traces(db, user_id) is not None) is told
+        assert await store.is_not_forgotten(db, user_id) is True
+        assert await store.forget(db, user_id) is True
+        assert await store.is_not_forgotten(db, user_id) is False
+        assert await store.find_traces(db, user_id) == store.Traces(None, None)
+    rows = await owner.fetch("select * from users order by user_id")
+    await clock.shift(timedelta(hours=1))
+    assert await store.forget(db, "user_ada") is False
+    assert await store.record_seen(db, [replace(ADA, user_id="user_not_told_of")]) == 0
+    assert await owner.fetch("select * from users order by user_id") == rows
+    assert await people() == {
+        "user_ada": (None, None, False),
+        "user_eve": ("ada@example.com", "cus_1", False),
+        "user_not_told_of": (None, None, False),
+    }
 
 
 async def test_two_batches_over_the_same_users_never_wait_in_a_circle(connect: Connect, owner: Connection) -> None:
