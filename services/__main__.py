@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import services
 from services.kernel.service import Service
@@ -14,11 +14,10 @@ from services.operations.command_line import make_app
 from services.operations.paging import LogSender, PageSender
 from services.operations.process import Process
 from services.operations.terminal import Terminal, finish
+from services.operations.tokens import Keys
 from services.vendors.http import http_client
+from services.vendors.jwks import BODY_BYTES_MAX, Jwks
 from services.vendors.pagerduty import PagerDuty
-
-if TYPE_CHECKING:
-    from services.operations.tokens import Keys
 
 PUBLISHED_AT: Final = "/.well-known/jwks.json"
 
@@ -44,10 +43,8 @@ async def page_sender(process: Process) -> PageSender:
     return PagerDuty(client, gates, url=settings.pagerduty_url, routing_key=settings.pagerduty_routing_key)
 
 
-async def issuer_keys(process: Process) -> "Keys":
+async def issuer_keys(process: Process) -> Keys:
     """The keys that the issuer of the users' tokens publishes."""
-    from services.vendors.jwks import BODY_BYTES_MAX, Jwks  # its cryptography is spared where nothing is served
-
     settings = process.settings
     given = settings.auth_jwks_url
     url = given.get_secret_value() if given else f"{(settings.auth_issuer or '').rstrip('/')}{PUBLISHED_AT}"

@@ -91,6 +91,10 @@ class Purchases:
         assert row is not None
         return row
 
+    async def ids(self) -> list[int]:
+        """All ids, in order."""
+        return [r["id"] for r in await self._owner.fetch("select id from purchases order by id")]
+
     async def states(self) -> list[str]:
         """All states, by id."""
         return [r["fulfillment_state"] for r in await self._owner.fetch("select * from purchases order by id")]

@@ -21,7 +21,18 @@ OUTWARD = frozenset(
         "confluent_kafka",
         "faststream",
     }
-    | {"ftplib", "http.client", "httpcore", "httpx", "imaplib", "kafka", "multiprocessing", "poplib", "psycopg"}
+    | {
+        "ftplib",
+        "http.client",
+        "httpcore",
+        "httpx",
+        "imaplib",
+        "kafka",
+        "limits",
+        "multiprocessing",
+        "poplib",
+        "psycopg",
+    }
     | {"psycopg2", "redis", "requests", "smtplib", "socket", "socketserver", "stripe", "subprocess", "telnetlib"}
     | {"urllib.request", "urllib3", "valkey", "websockets", "xmlrpc"}
 )
@@ -36,6 +47,7 @@ DOORS = {
     "services/kernel/db.py": {"asyncpg"},
     "services/kernel/lease.py": {"redis"},
     "services/kernel/triggers.py": {"aiokafka"},
+    "services/operations/limits.py": {"limits", "redis"},
     "services/operations/migrating.py": {"aiokafka", "subprocess"},
     "services/operations/subscribers.py": {"aiokafka", "faststream", "open_connection"},
     "services/operations/subscribing.py": {"aiokafka", "faststream"},
@@ -62,6 +74,7 @@ NAMES_ONLY = {
     "services/operations/minting.py": {"httpx": "its error classes"},
     "services/operations/process.py": {"asyncpg": "its error classes"},
     "services/operations/web.py": {"socket": "the listening socket: a way in"},
+    "services/vendors/jwks.py": {"httpx": "the client it is lent, and its error classes"},
     "services/vendors/pagerduty.py": {"httpx": "the client it is lent, and its error classes"},
     "services/vendors/stripe.py": {"httpx": "the client of vendors/http", "stripe": "requests handed to that client"},
 }

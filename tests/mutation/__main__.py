@@ -40,12 +40,15 @@ CANDIDATES = (
         *(f"tests/kernel/test_{part}.py" for part in ("clock", "db", "gate", "transition")),
         "tests/ingress/flow",
         "tests/ingress/test_store.py",
-        *(f"tests/operations/test_{part}.py" for part in ("store", "by_hand", "paging", "forgetting", "pruning")),
+        *(
+            f"tests/operations/test_{part}.py"
+            for part in ("store", "store_periods", "by_hand", "gates", "paging", "forgetting", "pruning")
+        ),
     ),
     (
         "tests/conformance/test_purchases.py",
         *(f"tests/kernel/test_{part}.py" for part in ("deliveries", "inbox", "jobs", "pager")),
-        *(f"tests/fulfillment/test_{part}.py" for part in ("store", "flow_events", "flow_invitations")),
+        *(f"tests/fulfillment/test_{part}.py" for part in ("store")),
         "tests/fulfillment/flow",
         *(f"tests/identity/test_{part}.py" for part in ("store", "flow")),
     ),

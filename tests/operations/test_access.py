@@ -10,7 +10,7 @@ import structlog
 from fastapi import Depends
 from starlette.types import Message
 
-from services.kernel.auth import Access, Caller, caller
+from services.kernel.auth import Access, Caller, caller, unwired
 from services.kernel.errors import Invariant, Refusal, Retryable
 from services.operations import access, web
 from services.operations.access import Guard, open_guard, read_body, undetermined
@@ -135,7 +135,7 @@ async def test_a_body_is_bounded_as_it_comes(size: int, status: int, announced: 
 @pytest.mark.parametrize("path", ["/user%00", "/user?a=%00"])
 async def test_an_address_that_no_database_takes_is_refused(path: str) -> None:
     router = make_guard().routes(Access.USER)
-    router.add_api_route("/{name}", make_keys)
+    router.add_api_route("/{name}", unwired, response_model=None)
     transport = httpx.ASGITransport(web.make_app(router.routes, {}, raised))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         answer = await http.get(path, headers=USER)
@@ -194,7 +194,7 @@ async def test_keys_that_cannot_be_had_are_nobodys_fault() -> None:
             raise Retryable("keys_unavailable")
 
     guard = make_guard()
-    guard._callers._keys = Away()  # type: ignore[attr-defined]
+    guard._callers._keys = Away()
     answer = await Api(guard).http.post("/user", headers=USER, json={"a": 1})
     assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "keys_unavailable", "5")
 

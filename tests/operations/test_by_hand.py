@@ -1,4 +1,4 @@
-"""`rowclaim gate` and `rowclaim pages`: done by hand under the operators' role, and kept with the reason."""
+"""`rowclaim gate`, `pause` and `pages`: done by hand under the operators' role, and kept with the reason."""
 
 import json
 from datetime import timedelta
@@ -8,9 +8,16 @@ import pytest
 
 from services.kernel.gate import Gates
 from services.kernel.pager import Pager, Severity
+from services.operations import gates
 from services.operations.paging import LogSender, send_unsent
 from tests.fixtures.database import Clock, Connect
 from tests.operations.conftest import Ended, MakeTerminal, RunCommand
+
+
+@pytest.fixture(autouse=True)
+def vendors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this installation calls."""
+    monkeypatch.setattr(gates, "VENDORS", {"github", "pagerduty", "stripe"})
 
 
 async def recorded(owner: Any) -> list[tuple[Any, ...]]:
@@ -27,15 +34,16 @@ async def test_a_gate_is_closed_and_opened_with_a_reason(
     )
     assert closed.code == 0
     assert json.loads(closed.out)["vendor"] == "github"
-    gates = Gates(await connect("rowclaim_fulfillment"))
-    assert await gates.closed_until("github") is not None
+    gated = Gates(await connect("rowclaim_fulfillment"))
+    assert await gated.closed_until("github") is not None
     wait = await owner.fetchval("select closed_until - rowclaim_now() from vendor_gates")
     assert timedelta(minutes=29) < wait <= timedelta(minutes=30)
     listed = await run_command(line, "gate", "list", "--json")
-    assert [(gate["vendor"], gate["reason"]) for gate in json.loads(listed.out)] == [("github", "token rotated")]
+    shown = [(gate["vendor"], gate["reason"]) for gate in json.loads(listed.out)]
+    assert shown == [("github", "token rotated"), ("pagerduty", None), ("stripe", None)]
     opened = await run_command(line, "gate", "open", "github", "--reason", "new token is in", "--json")
     assert (opened.code, json.loads(opened.out)["closed_until"]) == (0, None)
-    assert await gates.closed_until("github") is None
+    assert await gated.closed_until("github") is None
     assert await recorded(owner) == [
         ("close_gate", "gate github", "token rotated", False, True),
         ("open_gate", "gate github", "new token is in", True, False),
@@ -55,9 +63,44 @@ async def test_an_open_gate_cannot_be_opened(
     assert len(await recorded(owner)) == 1
 
 
+@pytest.mark.parametrize("verb", [("gate", "close"), ("gate", "open"), ("pause",)])
+async def test_a_vendor_that_nobody_calls_is_told(
+    make_terminal: MakeTerminal, run_command: RunCommand, owner: Any, verb: tuple[str, ...]
+) -> None:
+    ended = await run_command(make_terminal(), *verb, "gihtub", "--reason", "r")
+    assert (ended.code, ended.err.splitlines()[0]) == (65, "rowclaim: vendor_unknown: gihtub")
+    assert await recorded(owner) == []
+
+
+async def test_all_vendors_are_paused_and_resumed_with_a_reason(
+    make_terminal: MakeTerminal, run_command: RunCommand, owner: Any
+) -> None:
+    line = make_terminal()
+    paused = await run_command(line, "pause", "--reason", "an incident", "--minutes", "5", "--json")
+    assert paused.code == 0
+    shown = {gate["vendor"]: gate["closed_until"] is not None for gate in json.loads(paused.out)}
+    assert shown == {"github": True, "pagerduty": False, "stripe": True}
+    assert await owner.fetchval("select max(closed_until) - rowclaim_now() from vendor_gates") <= timedelta(minutes=5)
+    table = (await run_command(line, "gate", "list")).out
+    assert [row.split()[0] for row in table.splitlines()] == ["vendor", "github", "pagerduty", "stripe"]
+    assert (await run_command(line, "pause", "pagerduty", "--reason", "a drill")).code == 0
+    resumed = await run_command(line, "pause", "--resume", "--reason", "it is over", "--json")
+    assert [gate["closed_until"] for gate in json.loads(resumed.out)] == [None, None, None]
+    assert await recorded(owner) == [
+        ("close_gate", "gate github", "an incident", False, True),
+        ("close_gate", "gate stripe", "an incident", False, True),
+        ("close_gate", "gate pagerduty", "a drill", False, True),
+        ("open_gate", "gate github", "it is over", True, False),
+        ("open_gate", "gate pagerduty", "it is over", True, False),
+        ("open_gate", "gate stripe", "it is over", True, False),
+    ]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        ("pause",),
+        ("pause", "github", "--resume"),
         ("gate", "close", "github"),
         ("gate", "open", "github"),
         ("pages", "resolve", "k"),

@@ -130,7 +130,7 @@ async def test_while_it_is_away_one_request_at_a_time_asks(
     async def counting(limiter: object, *rest: object) -> float | None:
         nonlocal asked
         asked += limiter is rates._shared
-        return await really(limiter, *rest)  # type: ignore[arg-type]
+        return await really(limiter, *rest)
 
     monkeypatch.setattr(limits, "_counted", counting)
     await rates.count("user", user)

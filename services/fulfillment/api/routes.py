@@ -18,7 +18,7 @@ from services.kernel.auth import Access, Auth, Caller, caller, refusal
 
 Wired = Callable[[], Fulfillment]
 Who = Annotated[Caller, Depends(caller)]
-PurchaseId = Annotated[wire.Id, Path()]
+PurchaseId = Annotated[int, Path(ge=1, le=2**63 - 1)]  # of a path, so not as strict as a body's
 UserId = Annotated[wire.UserId, Path()]
 IdempotencyKey = Annotated[str | None, Header(description="1 to 200 characters of printable ASCII.")]
 

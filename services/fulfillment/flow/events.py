@@ -128,10 +128,11 @@ class _Batch:
         """A payment taken back whose purchase nobody has recorded yet: its checkout event is still on its way, lost, or
         another slice's. Recorded and marked in one commit, there is no instant at which it could be claimed."""
         match await self.fulfillment.outside.checkout.session_of_payment(payment_id):
-            case Fetched(found):
+            case Fetched(found) as answer:
                 purchase = _read(found)
                 if not isinstance(purchase, store.NewPurchase):
                     return purchase
+                self._sessions.setdefault(purchase.stripe_session_id, answer)
                 async with self.fulfillment.db.transaction() as tx:
                     await store.record_purchase(tx, purchase)
                     await store.revoke_bought_in(tx, purchase.stripe_session_id, payment_id, why)

@@ -10,6 +10,7 @@ import pytest
 
 from services.fulfillment.consumer import FulfillmentSettings
 from services.fulfillment.flow import events
+from services.fulfillment.flow.invitations import check_invitations
 from services.fulfillment.machine import (
     Charge,
     Fetched,
@@ -359,6 +360,15 @@ async def test_what_a_batch_points_at_is_fetched_once(start: Start) -> None:
     assert process.sessions.asked == ["cs_test_1", "ch_1"]
 
 
+async def test_a_session_found_by_its_payment_is_not_fetched_again(start: Start, purchases: Purchases) -> None:
+    process = await start()
+    process.sessions.put("cs_test_1", payment_intent="pi_1")
+    process.sessions.charges["ch_1"], process.sessions.paid_in["pi_1"] = BACK, "cs_test_1"
+    assert await handled(process, about_charge(), event("cs_test_1")) == [Done()] * 2
+    assert process.sessions.asked == ["ch_1", "cs_test_1"]
+    assert await purchases.states() == [PENDING]
+
+
 # ---------------------------------------------------------------------------------------------- a user came or changed
 @pytest.mark.promise("F23")
 @pytest.mark.parametrize("kind", ["user.created", "user.updated"])
@@ -550,6 +560,7 @@ async def test_an_idle_system_with_pending_purchases_calls_nobody_however_long_i
         await clock.shift(timedelta(days=30))
         assert await worker.step() == 0
         await owe_missing(process.fulfillment.db, timedelta(days=1))
+        await check_invitations(process.fulfillment)
     assert (process.vendor.calls, process.vendor.questions) == ([], [])
     assert await purchases.states() == [PENDING, PENDING, IN_PROGRESS]
     assert (await purchases.row(stranded))["fulfillment_attempts"] == 0
