@@ -66,8 +66,8 @@ class Held:
 HELD: Final[LiteralString] = """
 select d.event_id, d.consumer, b.body
 from webhook_deliveries d join event_bodies b on b.event_id = d.event_id and b.received_at = d.received_at
-where d.state = 'in_progress' and exists (
-  select from unnest($1::bytea[]) as t (form) where position(t.form in b.body) > 0)
+where d.state = 'in_progress'
+  and exists (select from unnest($1::bytea[]) as t (form) where position(t.form in b.body) > 0)
 order by d.event_id, d.consumer"""
 
 
@@ -175,7 +175,7 @@ with chunk as materialized (
     and exists (select from job_runs later where later.job = r.job and later.period > r.period)
   order by finished_at limit case when $3 then $1::bigint end),
 gone as (
-  delete from job_runs r using chunk c where $3 and r.job = c.job and r.period = c.period and r.state = 'done'
+  delete from job_runs r using chunk c where $3 and r.job = c.job and r.period = c.period
   returning r.job)
 select case when $3 then (select count(*) from gone) else count(*) end from chunk"""
 
@@ -189,7 +189,7 @@ async def prune_job_runs(tx: Tx, *, chunk: int, kept: timedelta, dry_run: bool) 
 PRUNE_PAGES: Final[LiteralString] = """
 with chunk as materialized (
   select id from pages
-  where resolved_at < rowclaim_now() - $2::interval and sent_at is not null and resolve_sent_at is not null
+  where resolved_at < rowclaim_now() - $2::interval and resolve_sent_at is not null
   order by id limit case when $3 then $1::bigint end),
 gone as (
   delete from pages p using chunk c where $3 and p.id = c.id

@@ -53,8 +53,8 @@ from services.fulfillment import store
 from services.fulfillment.consumer import SERVICE, open_fulfillment
 from services.fulfillment.flow.buyer import requeue
 from services.kernel import doors
-from services.kernel.pager import LogSender
 from services.operations.environment import load
+from services.operations.paging import LogSender
 from services.operations.process import Process
 
 def watch(door, what, moment):
