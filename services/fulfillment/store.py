@@ -546,11 +546,10 @@ async def list_undecided(
     )
 
 
-# Over the delivery that was asked about, and no other: whoever sent it again took a new token.
+# Over the delivery that was asked about, and no other: every way out of that state takes a new token.
 ACCEPT_INVITATION: Final[LiteralString] = """
 update purchases set accepted_at = rowclaim_now()
-where id = $1 and claim_token = $2 and fulfillment_state = 'delivered'
-  and accepted_at is null and invitation_expired_at is null"""
+where id = $1 and claim_token = $2 and accepted_at is null and invitation_expired_at is null"""
 
 
 async def accept_invitation(tx: Tx, invitation: UndecidedInvitation) -> bool:
@@ -560,8 +559,7 @@ async def accept_invitation(tx: Tx, invitation: UndecidedInvitation) -> bool:
 
 EXPIRE_INVITATION: Final[LiteralString] = """
 update purchases set invitation_expired_at = invited_at + $3::interval
-where id = $1 and claim_token = $2 and fulfillment_state = 'delivered'
-  and accepted_at is null and invitation_expired_at is null"""
+where id = $1 and claim_token = $2 and accepted_at is null and invitation_expired_at is null"""
 
 
 async def expire_invitation(tx: Tx, invitation: UndecidedInvitation, lasts: timedelta) -> bool:

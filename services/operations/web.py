@@ -114,8 +114,9 @@ def api_of(routes: Sequence[BaseRoute], handlers: Mapping[Any, Any]) -> ASGIApp:
 
 
 def places_of(faults: Sequence[Any]) -> str:
-    """Where something is not as described; never what stood there."""
-    return ", ".join(".".join(str(part) for part in fault["loc"]) for fault in faults)
+    """Where something is not as described; never what stood there, nor a member's name of the sender's making."""
+    places = [fault["loc"][:-1] if fault["type"] == "extra_forbidden" else fault["loc"] for fault in faults]
+    return ", ".join(dict.fromkeys(".".join(str(part) for part in place) for place in places))
 
 
 def exception_handlers(on_invariant: OnInvariant) -> dict[Any, Any]:

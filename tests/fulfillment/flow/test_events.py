@@ -166,12 +166,13 @@ async def test_what_was_taken_back_before_the_invitation_is_never_claimed(
     start: Start, purchases: Purchases, kind: str, why: str
 ) -> None:
     purchase = await purchases.add("octocat", stripe_payment_id="pi_1")
+    await purchases.add("hubot", stripe_payment_id="pi_2")
     process = await start()
     process.sessions.charges["ch_1"] = BACK
     assert await handled(process, about_charge(kind)) == [Done()]
     await process.fulfillment.flush()
     row = await purchases.row(purchase)
-    assert (row["fulfillment_state"], row["revoked_why"], process.vendor.calls) == (PENDING, why, [])
+    assert (row["fulfillment_state"], row["revoked_why"], process.vendor.calls) == (PENDING, why, ["hubot"])
     assert row["revoked_at"] is not None
 
 
@@ -264,12 +265,14 @@ async def test_a_purchase_recorded_before_payments_were_kept_is_found_by_its_ses
     start: Start, purchases: Purchases
 ) -> None:
     purchase = await purchases.add("octocat", stripe_session_id="cs_test_1")
+    another = await purchases.add("hubot", stripe_session_id="cs_test_2")
     process = await start()
     process.sessions.put("cs_test_1", payment_intent="pi_1")
     process.sessions.charges["ch_1"], process.sessions.paid_in["pi_1"] = BACK, "cs_test_1"
     assert await handled(process, about_charge()) == [Done()]
     row = await purchases.row(purchase)
     assert (row["stripe_payment_id"], row["revoked_why"]) == ("pi_1", "refunded")
+    assert (await purchases.row(another))["revoked_at"] is None
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ async def desk(start: Start) -> Desk:
     return Desk(process, vendor)
 
 
-async def invited(purchases: Purchases, handle: str, *, days: float = 8, **columns: object) -> int:
+async def invited(purchases: Purchases, handle: str | None, *, days: float = 8, **columns: object) -> int:
     """A delivered purchase whose invitation is so old."""
     at = await purchases.now() - timedelta(days=days)
     return await purchases.add(
@@ -125,6 +125,8 @@ async def test_an_invitation_unaccepted_after_a_week_is_listed_with_the_instant_
 async def test_what_is_decided_is_written_and_never_asked_again(desk: Desk, purchases: Purchases) -> None:
     """And what is not: an open one is asked about again the next day; what has no invitation, never."""
     accepted, still_open = await invited(purchases, "accepted"), await invited(purchases, "open")
+    await invited(purchases, None)  # a buyer who is forgotten
+    await invited(purchases, "forced", fulfillment_state="pending", edge="force_delivered", outcome_token=None)
     await invited(purchases, "had_it", invited_at=None, already_had_access=True, accepted_at=await purchases.now())
     await purchases.add("pending", age_s=1e6)
     desk.vendor.says = {"accepted": Accepted()}
@@ -187,14 +189,21 @@ async def test_what_was_sent_again_meanwhile_is_not_overwritten(
     assert (row["accepted_at"], row["invitation_expired_at"]) == (None, None)
 
 
-async def test_two_runs_at_once_write_one_decision(desk: Desk, purchases: Purchases) -> None:
+DECISIONS = (Accepted(), Expired())
+
+
+@pytest.mark.parametrize("first", DECISIONS)
+@pytest.mark.parametrize("second", DECISIONS)
+async def test_two_runs_at_once_write_one_decision(
+    desk: Desk, purchases: Purchases, first: InvitationStanding, second: InvitationStanding
+) -> None:
     """A run that lost its lease and the one that took over."""
     purchase = await invited(purchases, "old")
-    both = asyncio.Barrier(2)
+    both, answers = asyncio.Barrier(2), [first, second]
 
     async def together(query: InvitationQuery) -> None:
         await both.wait()
-        desk.vendor.says = {"old": Accepted() if desk.vendor.says else Expired()}
+        desk.vendor.says = {"old": answers.pop(0)}
 
     desk.vendor.before = together
     reports = await asyncio.gather(desk.check(), desk.check())
