@@ -171,7 +171,6 @@ class Installation:
         ours = self.stack.settings() | {"ROWCLAIM_RUN": run_id()}
         self.settings = first | ours | self._of_sandbox() | self._known(self.plan.settings)
         self.settings |= self._known(await self._webhooks())
-        self.settings |= self._known(await self._sale())
         self._write_settings()
         # Asked for here: another program that listens there would answer our probes as if it were ours.
         web.bind("127.0.0.1", load_settings(Settings, self.settings).http_port).close()
@@ -235,6 +234,9 @@ class Installation:
                 "ROWCLAIM_FULFILLMENT_GITHUB_REPOSITORY": said["github_repository"],
                 "ROWCLAIM_FULFILLMENT_MAIL_FROM": "orders@rowclaim.example",
                 "ROWCLAIM_FULFILLMENT_PRODUCT_NAME": "The Product",
+                "ROWCLAIM_FULFILLMENT_CHECKOUT_PRICE": said["stripe_price"],
+                "ROWCLAIM_FULFILLMENT_CHECKOUT_SUCCESS_URL": "https://shop.rowclaim.example/thanks",
+                "ROWCLAIM_FULFILLMENT_CHECKOUT_CANCEL_URL": "https://shop.rowclaim.example/",
             }
         )
 
@@ -249,17 +251,6 @@ class Installation:
         return {
             "ROWCLAIM_INGRESS_STRIPE_SECRETS": ",".join(stripe.secrets),
             "ROWCLAIM_INGRESS_CLERK_SECRETS": ",".join(clerk.secrets),
-        }
-
-    async def _sale(self) -> dict[str, str]:
-        """Make a price for what is sold, as the shop's owner would, and send buyers back to pages of a shop."""
-        form = {"currency": "usd", "unit_amount": "4900", "product_data[name]": "The Product"}
-        async with httpx.AsyncClient(auth=(self.sandbox["stripe_api_key"], ""), trust_env=False) as stripe:
-            made = await stripe.post(f"{self.sandbox['stripe_url']}/v1/prices", data=form)
-        return {
-            "ROWCLAIM_FULFILLMENT_CHECKOUT_PRICE": made.raise_for_status().json()["id"],
-            "ROWCLAIM_FULFILLMENT_CHECKOUT_SUCCESS_URL": "https://shop.example.com/thanks",
-            "ROWCLAIM_FULFILLMENT_CHECKOUT_CANCEL_URL": "https://shop.example.com/product",
         }
 
     def _known(self, named: Mapping[str, str]) -> dict[str, str]:

@@ -154,7 +154,7 @@ class Story:
 async def story(
     house: House, control: SandboxControl, urls: Urls, connect: Connect, owner: Connection
 ) -> AsyncIterator[Story]:
-    async with _told(house, control, connect, owner, **await shop_settings(urls)) as story:
+    async with _told(house, control, connect, owner, **shop_settings(urls)) as story:
         yield story
 
 

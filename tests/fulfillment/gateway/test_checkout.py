@@ -31,6 +31,7 @@ from services.sandbox.faults import Act, Fault, Moment
 from services.sandbox.log import Vendor
 from services.sandbox.stripe.api import DEFAULT_KEY
 from services.sandbox.stripe.buyer import Payment
+from services.sandbox.stripe.resources.prices import DEFAULT_PRICE
 from services.sandbox.wire import (
     AddFault,
     CompleteSession,
@@ -63,13 +64,10 @@ def new(**fields: Any) -> NewSession:
 
 @pytest.fixture
 async def shop(urls: Urls, world: World) -> AsyncIterator[StripeCheckout]:
-    """A shop with one price, at the sandbox."""
+    """A shop at the sandbox, with what there is to sell."""
     async with http_client() as http:
+        sale = Sale(DEFAULT_PRICE, SALE.success_url, SALE.cancel_url)
         client = stripe_client(DEFAULT_KEY, http, api_url=urls.stripe)
-        price = await client.v1.prices.create_async(
-            {"currency": "usd", "unit_amount": 4900, "product_data": {"name": "Course materials"}}
-        )
-        sale = Sale(price.id, SALE.success_url, SALE.cancel_url)
         yield StripeCheckout(client, Gates(OpenGates()), sale)
 
 
