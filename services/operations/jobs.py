@@ -9,13 +9,14 @@ from typing import Final
 
 import structlog
 
-from services.kernel import jobs
 from services.kernel.claim import renewal_interval_s
 from services.kernel.db import Database
 from services.kernel.effects import settled
 from services.kernel.errors import Retryable
 from services.kernel.jobs import Job
 from services.kernel.worker import Worker
+from services.operations.store import periods
+from services.operations.store.periods import ClaimedPeriod
 
 log = structlog.get_logger()
 
@@ -35,9 +36,9 @@ async def run_job(
     """
 
     async def step() -> int:
-        await jobs.reap(db, job)
-        await jobs.plan(db, job)
-        claimed = await jobs.claim_period(db, job)
+        await periods.reap(db, job)
+        await periods.plan(db, job)
+        claimed = await periods.claim_period(db, job)
         if claimed is None:
             return 0
         await _run_period(job, db, claimed, stop, stop_grace_s)
@@ -46,28 +47,28 @@ async def run_job(
     await Worker(f"job {job.name}", step, tick_s=tick_s).run(stop)
 
 
-async def _run_period(job: Job, db: Database, claimed: jobs.ClaimedPeriod, stop: asyncio.Event, grace_s: float) -> None:
+async def _run_period(job: Job, db: Database, claimed: ClaimedPeriod, stop: asyncio.Event, grace_s: float) -> None:
     fields = {"job": job.name, "period": claimed.period, "attempt": claimed.attempt}
     try:
         report = await _held(job, db, claimed, stop, grace_s)
         if report is None:
-            await settled(lambda: jobs.put_back(db, job, claimed, timedelta()))
+            await settled(lambda: periods.put_back(db, job, claimed, timedelta()))
             log.warning("job_cut_off", **fields)
-        elif await settled(lambda: jobs.finish(db, job, claimed, report)):
+        elif await settled(lambda: periods.finish(db, job, claimed, report)):
             log.info("job_done", **fields, report=dict(report))
         else:
             log.warning("job_lease_lost", **fields)
     except BaseException as error:
         after = min(RETRY_MIN * 2 ** min(claimed.attempt - 1, 16), RETRY_MAX)
         with suppress(Retryable):  # no database, no row to write: its lease runs out, and the reaper frees it
-            await settled(lambda: jobs.put_back(db, job, claimed, after))
+            await settled(lambda: periods.put_back(db, job, claimed, after))
         log.warning("job_put_back", **fields, error=type(error).__name__, after_s=after.total_seconds())
         if not isinstance(error, Retryable):
             raise
 
 
 async def _held(
-    job: Job, db: Database, claimed: jobs.ClaimedPeriod, stop: asyncio.Event, grace_s: float
+    job: Job, db: Database, claimed: ClaimedPeriod, stop: asyncio.Event, grace_s: float
 ) -> Mapping[str, object] | None:
     """Await the run while renewing its lease. None: it was cancelled, its lease being over or the stop's grace."""
     now = asyncio.get_running_loop().time
@@ -88,7 +89,7 @@ async def _held(
             # Before the request, so that by this clock the lease never lasts longer than by the database's.
             asked_at = now()
             try:
-                if not await jobs.renew(db, job, claimed):
+                if not await periods.renew(db, job, claimed):
                     return None
                 held_until = asked_at + job.lease.total_seconds()
             except Retryable as error:

@@ -40,11 +40,11 @@ CANDIDATES = (
         *(f"tests/kernel/test_{part}.py" for part in ("clock", "db", "gate", "transition")),
         "tests/ingress/flow",
         "tests/ingress/test_store.py",
-        "tests/operations/test_store.py",
+        *(f"tests/operations/test_{part}.py" for part in ("gates", "paging", "store", "store_periods")),
     ),
     (
         "tests/conformance/test_purchases.py",
-        *(f"tests/kernel/test_{part}.py" for part in ("deliveries", "inbox", "jobs", "pager")),
+        *(f"tests/kernel/test_{part}.py" for part in ("deliveries", "inbox", "pager")),
         "tests/fulfillment/test_store.py",
         "tests/fulfillment/flow",
         *(f"tests/identity/test_{part}.py" for part in ("store", "flow")),

@@ -21,15 +21,15 @@ def _all() -> Iterator[tuple[str, str]]:
     for claim in ("fulfillment.store.CLAIM_OLDEST", "fulfillment.store.CLAIM_DEFERRED"):
         yield f"{claim} without `p.claim_token = next.claim_token`", PINNED
     yield "kernel.deliveries.CLAIM_DELIVERIES without `d.claim_token = next.claim_token`", PINNED
-    yield "kernel.jobs.CLAIM without `r.claim_token = next.claim_token`", PINNED
+    yield "operations.store.periods.CLAIM without `r.claim_token = next.claim_token`", PINNED
     yield "tests.conformance.toy.store.CLAIM without `l.claim_token = next.claim_token`", PINNED
     yield "operations.store.REAP_DELIVERIES without `d.claim_token = dead.claim_token`", PINNED
-    yield "kernel.jobs.REAP without `r.claim_token = dead.claim_token`", PINNED
+    yield "operations.store.periods.REAP without `r.claim_token = dead.claim_token`", PINNED
     yield "tests.conformance.toy.store.REAP without `l.claim_token = expired.claim_token`", PINNED
     for conjunct in ("lease_until < rowclaim_now()", "d.lease_until < rowclaim_now()"):
         yield f"operations.store.REAP_DELIVERIES without `{conjunct}`", SAID_TWICE
     yield "operations.store.REAP_DELIVERIES without `state = 'in_progress'`", ONLY_HELD_ROWS_HAVE_A_LEASE
-    yield "kernel.jobs.REAP without `state = 'running'`", ONLY_HELD_ROWS_HAVE_A_LEASE
+    yield "operations.store.periods.REAP without `state = 'running'`", ONLY_HELD_ROWS_HAVE_A_LEASE
     yield "tests.conformance.toy.store.REAP without `state = 'in_progress'`", ONLY_HELD_ROWS_HAVE_A_LEASE
     yield (
         "kernel.deliveries.CLAIM_DELIVERIES without `next_attempt_at >= coalesce($5::timestamptz, '-infinity')`",

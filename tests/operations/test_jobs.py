@@ -9,13 +9,13 @@ from typing import Any, LiteralString, TypeVar
 import asyncpg
 import pytest
 
-from services.kernel import jobs
 from services.kernel.db import Database
 from services.kernel.errors import Invariant, Retryable
 from services.kernel.jobs import Job, weekly
 from services.operations.jobs import run_job
+from services.operations.store import periods as store
 from tests.fixtures.database import Clock, Connect
-from tests.kernel.test_jobs import ROLE, claimed, job, periods
+from tests.operations.test_store_periods import ROLE, claimed, job, periods
 from tests.waiting import wait_until
 
 Owner = asyncpg.Connection
@@ -71,7 +71,7 @@ async def test_several_processes_run_each_period_once(connect: Connect, owner: O
 
 async def test_what_a_dead_process_held_is_run_by_another(connect: Connect, owner: Owner, clock: Clock) -> None:
     db = await connect(ROLE)
-    await jobs.plan(db, job())
+    await store.plan(db, job())
     await claimed(db, job())  # and dies
     loop = Loop(job(), db)
     await asyncio.sleep(0)
@@ -142,7 +142,7 @@ class NoRenewals:
         return getattr(self._db, name)
 
     async def execute(self, query: LiteralString, *args: object) -> int:
-        if query == jobs.RENEW:
+        if query == store.RENEW:
             raise Retryable("database_unavailable")
         return await self._db.execute(query, *args)
 

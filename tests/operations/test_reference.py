@@ -52,7 +52,7 @@ async def test_a_stale_page_is_found_and_rewritten(
     missing = await run_command(line, "reference", "--check")
     assert (missing.code, missing.err.splitlines()[0]) == (
         65,
-        "rowclaim: reference_stale: errors.md, settings.md",
+        "rowclaim: reference_stale: errors.md, openapi.json, routes.md, settings.md",
     )
     assert not (tmp_path / "reference").exists()
     assert (await run_command(line, "reference")).code == 0
