@@ -126,19 +126,14 @@ server_already_running - 69 Another process serves the same data directory; stop
 server_start_failed - 69 An embedded server did not come up; the message ends with the tail of its log.
 # Fulfillment
 checkout_unavailable 503 - The payments' vendor could not open a checkout now; the same request may succeed later.
-checkout_unconfigured 503 - Nothing is sold here: set ROWCLAIM_FULFILLMENT_CHECKOUT_PRICE, _CHECKOUT_SUCCESS_URL and
-    _CHECKOUT_CANCEL_URL.
-fulfillment_changed 409 - The purchase changed while the username was checked, and what came first stands; read it
-    again.
+checkout_unconfigured 503 - Nothing is sold here: set the three ROWCLAIM_FULFILLMENT_CHECKOUT_ settings.
+fulfillment_changed 409 - The purchase changed while its username was checked; read it again.
 fulfillment_cooldown 429 - The last attempt failed just now; `cooldownUntil` says from when on a correction is taken.
 fulfillment_not_failed 409 - Only a failed purchase, or one whose invitation ran out, can be corrected by its buyer.
-fulfillment_not_requeueable 409 65 Unforced, only a pending or failed purchase is re-triggered; add `--force --reason
-    TEXT` (`force` and `reason` over HTTP) to send again.
+fulfillment_not_requeueable 409 65 Only a pending or failed purchase is sent again without force and a reason.
 fulfillment_purchase_unknown 404 65 There is no purchase of this id; the desk and the log name purchases by their id.
-fulfillment_reason_missing 400 2 Forcing a purchase may repeat what a buyer was given: say why with `--reason TEXT`
-    (`reason` over HTTP); it is kept.
-fulfillment_revoked 409 65 The payment was taken back, so nothing is owed; if it was won back, name this purchase alone,
-    by force and with the reason.
+fulfillment_reason_missing 400 64 Force may repeat what a buyer was given: say why, it is kept.
+fulfillment_revoked 409 65 The payment was taken back; if it was won back, force this purchase alone, with the reason.
 fulfillment_user_unknown 404 - No purchase belongs to this user; one without an owner is linked first.
 github_handle_unchanged 409 - This is the username that could not be invited; correct it.
 github_handle_unknown 400 - GitHub knows no person of this username; correct it.

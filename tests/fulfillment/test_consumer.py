@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import sys
+from datetime import timedelta
 
 import pytest
 
@@ -40,6 +41,33 @@ async def main():
         await asyncio.to_thread(sys.stdin.readline)
         reports = await asyncio.gather(*(one.flush() for one in flushes))
         print(json.dumps([report.delivered for report in reports]))
+
+asyncio.run(main())
+"""
+
+
+# A correction in a process that kills itself beside the statement that writes it: argv = before or after, purchase.
+CORRECTION_DIES = """
+import asyncio, os, signal, sys
+from services.fulfillment import store
+from services.fulfillment.consumer import SERVICE, open_fulfillment
+from services.fulfillment.flow.buyer import requeue
+from services.kernel import doors
+from services.operations.environment import load
+from services.operations.paging import LogSender
+from services.operations.process import Process
+
+def watch(door, what, moment):
+    if what == store.CORRECT and moment == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+async def sender(process):
+    return LogSender()
+
+async def main():
+    doors.watch(watch)
+    async with Process.open("tests", [SERVICE], load([SERVICE], [SERVICE]), sender) as process:
+        await requeue(await open_fulfillment(process), "user_1", int(sys.argv[2]), "octocat")
 
 asyncio.run(main())
 """
@@ -156,6 +184,24 @@ async def test_killed_between_the_answer_and_its_outcome_a_purchase_waits_for_a_
     repository = house.world.github.repository(REPOSITORY)
     assert [(one.invitee.login, one.notified) for one in repository.invitations.values()] == [("octocat", 1)]
     assert len(house.sink.messages) == 1
+
+
+@pytest.mark.promise("F76")
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_correction_is_written_whole_or_not_at_all(house: House, purchases: Purchases, moment: str) -> None:
+    purchase = await purchases.in_state(
+        FAILED, "typo", user_id="user_1", fulfillment_attempted_at=await purchases.now() - timedelta(hours=1)
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CORRECTION_DIES, moment, str(purchase)), cwd=ROOT, env=dict(house.environ)
+    )
+    async with asyncio.timeout(RACE_S):
+        assert await process.wait() == -signal.SIGKILL
+    row = await purchases.row(purchase)
+    written = (row["github_handle"], row["fulfillment_state"], row["fulfillment_last_error"])
+    assert written == (("typo", FAILED, "no") if moment == "before" else ("octocat", PENDING, None))
+    assert house.calls() == []
+    assert (await house.command("flush", "--json")).answer["delivered"] == (moment == "after")
 
 
 @pytest.mark.promise("F51")

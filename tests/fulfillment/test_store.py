@@ -15,7 +15,7 @@ import pytest
 
 from services.fulfillment import store
 from services.fulfillment.flow import invitations
-from services.fulfillment.machine import Delivered, FulfillmentState
+from services.fulfillment.machine import Delivered, FulfillmentState, Invitation
 from services.kernel.claim import WORKER
 from services.kernel.errors import Retryable
 from tests.fixtures.database import Connect, Connection, DatabaseUrl
@@ -120,10 +120,11 @@ async def test_a_row_to_which_a_child_is_just_being_attached_is_claimed_in_its_t
     connect: Connect, purchases: Purchases, owner: Connection
 ) -> None:
     oldest, _ = await purchases.add(age_s=60), await purchases.add()
-    await owner.execute("create table notes (purchase_id bigint references purchases)")
     db = await connect(ROLE)
     async with owner.transaction():
-        await owner.execute("insert into notes values ($1)", oldest)
+        await owner.execute(
+            "insert into entitlements (purchase_id, user_id, kind) values ($1, 'user_1', 'course')", oldest
+        )
         async with asyncio.timeout(1.5):  # below the role's lock_timeout: waiting would be no better than skipping
             claimed = await store.claim_oldest(db)
     assert claimed is not None
@@ -319,3 +320,90 @@ async def test_a_row_held_for_longer_than_a_lock_is_waited_for_is_left(connect: 
         assert await store.link(tx, purchase, "user_1")
         with pytest.raises(Retryable, match="database_busy"):
             await store.wait_for_passed_over(db)
+
+
+# -------------------------------------------------------------------------------------------------- the desk's reads
+async def index_scans(connection: Connection, query: str, *arguments: object) -> set[str]:
+    explained = await connection.fetchval(f"explain (format json) {query}", *arguments)
+    return set(re.findall(r'"Index Name": "(\w+)"', explained)) | set(re.findall(r'"(Seq Scan)"', explained))
+
+
+async def test_the_desk_reads_by_its_indexes_among_many_delivered(
+    database_url: DatabaseUrl, owner: Connection, purchases: Purchases
+) -> None:
+    await owner.execute("set session_replication_role = replica")
+    await owner.execute(
+        "insert into purchases (stripe_session_id, user_id, created_at, fulfilled_at, fulfillment_attempted_at,"
+        "                       fulfillment_state, edge, stripe_payment_id)"
+        " select 'cs_' || n, 'user_' || n % 5000, rowclaim_now(), rowclaim_now(), rowclaim_now(), 'delivered',"
+        "        'deliver', 'pi_' || n from generate_series(1, 20000) n"
+    )
+    await owner.execute("reset session_replication_role")
+    for _ in range(60):
+        await purchases.in_state("failed")
+    await owner.execute("vacuum analyze purchases")
+    client = await asyncpg.connect(database_url(ROLE))
+    try:
+        assert await index_scans(client, store.ATTENTION, 50) == {"purchases_attention_newest"}
+        owned = {"purchases_owner"}
+        assert await index_scans(client, store.LIST_OWN, "user_7", timedelta(minutes=10), None, 100) == owned
+        assert await index_scans(client, store.STATES_OF_USER, "user_7", 100) == owned
+        assert await index_scans(client, store.REVOKE_PAID_BY, "pi_7", "refunded") == {"purchases_payment"}
+        undecided = {"purchases_undecided"}
+        assert await index_scans(client, store.LIST_UNDECIDED, timedelta(days=7), None, 0, 100) == undecided
+    finally:
+        await client.close()
+
+
+async def test_entitlements_are_read_and_never_written(connect: Connect, database_url: DatabaseUrl) -> None:
+    client = await asyncpg.connect(database_url(ROLE))
+    try:
+        assert await client.fetch("select id, purchase_id, user_id, kind, granted_at from entitlements") == []
+        for written in (
+            "insert into entitlements (purchase_id, user_id, kind) values (1, 'user_1', 'course')",
+            "update entitlements set kind = 'course'",
+            "delete from entitlements",
+        ):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await client.execute(written)
+    finally:
+        await client.close()
+
+
+async def test_a_claim_names_only_an_invitation_that_ran_out(connect: Connect, purchases: Purchases) -> None:
+    at = await purchases.now()
+    await purchases.add(invitation_id=1)
+    await purchases.add(invitation_id=2, invitation_expired_at=at)
+    await purchases.add(invitation_id=3, invitation_expired_at=at, next_attempt_at=at + timedelta(hours=1))
+    await purchases.add(invitation_id=4, next_attempt_at=at + timedelta(hours=1))
+    db = await connect(ROLE)
+    claimed = [await claim(db) for claim in (*[store.claim_oldest] * 2, *[store.claim_deferred] * 2)]
+    assert [one and one.replaces for one in claimed] == [None, 2, 3, None]
+
+
+async def test_an_invitation_has_a_week_of_its_own_and_access_is_accepted_already(
+    connect: Connect, purchases: Purchases
+) -> None:
+    at = await purchases.now() - timedelta(days=8)
+    old = {"invited_at": at, "invitation_id": 1}
+    rows = [
+        await purchases.add(**old, invitation_expired_at=at),
+        await purchases.add(**old, accepted_at=at),
+        await purchases.add(**old, invitation_expired_at=at),
+        await purchases.add(),
+    ]
+    db = await connect(ROLE)
+    said = at + timedelta(days=1)
+    for delivered in (
+        Delivered("", invitation=Invitation(id=2, created_at=said)),
+        Delivered("", already_had_access=True),
+        Delivered("", already_had_access=True),
+        Delivered("", invitation=Invitation(id=2)),
+    ):
+        claimed = await store.claim_oldest(db)
+        assert claimed is not None
+        assert await store.deliver(db, claimed, delivered, None)
+    found = [await purchases.row(row) for row in rows]
+    assert [row["invitation_expired_at"] for row in found] == [None] * 4
+    assert [row["invited_at"] for row in found] == [said, None, None, found[3]["fulfilled_at"]]
+    assert [row["accepted_at"] for row in found] == [None, at, found[2]["fulfilled_at"], None]

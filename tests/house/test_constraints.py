@@ -36,11 +36,18 @@ insert into users (user_id, email, stripe_customer_id, clerk_updated_at, clerk_e
 values ('user_1', {email}, {customer}, {body}, {told}, now(), now(), {deleted}, {forgotten})"""
 
 GOOD_PURCHASE = PURCHASE.format(state="'pending'", amount="0")
+GRANT = """
+insert into entitlements (purchase_id, user_id, kind) select id, 'user_1', 'course' from purchases limit 1"""
 GOOD_EVENT = EVENT.format(source="'stripe'", id="'evt_1'", kind="'paid'")
 
 REFUSED: dict[str, tuple[str, ...]] = {
     "admin_actions_reason": (
         "insert into admin_actions (actor, verb, target, reason) values ('ann', 'force', 'purchase 1', '')",
+    ),
+    "entitlements_once": (GRANT,),
+    "entitlements_purchase_id_fkey": (
+        "set local session_replication_role = origin;"  # past the guard, no reference is looked at either
+        " insert into entitlements (purchase_id, user_id, kind) values (9, 'user_1', 'course')",
     ),
     "event_ids_external_id": (
         EVENT.format(source="'stripe'", id="''", kind="'paid'"),
@@ -66,9 +73,11 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "pages_severity": (PAGE.format("'loud'"),),
     "purchases_amount": (PURCHASE.format(state="'pending'", amount="-1"),),
     "purchases_attempted": (PURCHASE.format(state="'in_progress'", amount="0"),),
+    "purchases_decided": ("update purchases set accepted_at = now(), invitation_expired_at = now()",),
     "purchases_delivered": (PURCHASE.format(state="'delivered'", amount="0"),),
     "purchases_fulfillment_state": (PURCHASE.format(state="'lost'", amount="0"),),
     "purchases_once": (GOOD_PURCHASE,),
+    "purchases_revoked": ("update purchases set revoked_why = 'refunded'",),
     "purchases_reasoned": (PURCHASE.format(state="'failed'", amount="0"),),
     "users_final": (
         USER.format(email="'a@x'", customer="null", body="null", told="null", deleted="now()", forgotten="null"),
@@ -100,7 +109,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "update pages set resolved_at = now()",
         PAGE.format("'error'"),
     ),
+    "purchases_decided": (GOOD_PURCHASE,),
     "purchases_once": (GOOD_PURCHASE,),
+    "purchases_revoked": (GOOD_PURCHASE,),
+    "entitlements_once": (GOOD_PURCHASE, GRANT),
 }
 """By constraint: what it must let pass, written before."""
 

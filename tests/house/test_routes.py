@@ -36,8 +36,14 @@ PUBLIC = {
     "POST /webhooks/stripe",
 }
 AUTHENTICATED = {
+    "GET /admin/fulfillments/attention": Access.ADMIN,
+    "POST /admin/purchases/{purchase_id}/link": Access.ADMIN,
+    "POST /admin/users/{user_id}/fulfillment/retrigger": Access.ADMIN,
     "POST /admin/vendors/{vendor}/gate/close": Access.ADMIN,
     "POST /admin/vendors/{vendor}/gate/open": Access.ADMIN,
+    "GET /fulfillment": Access.USER,
+    "POST /checkout/session": Access.USER,
+    "POST /fulfillment/requeue": Access.USER,
 }
 
 GUARDED = [row for row in listed(discover()) if row.access is not Access.PUBLIC]

@@ -2,30 +2,36 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, get_args
 from urllib.parse import unquote
 
+import asyncpg
 import httpx
 import pytest
 import structlog
 
 from schemas import fulfillment as wire
+from schemas import publish
+from services.__main__ import discover
 from services.fulfillment.consumer import SERVICE
 from services.fulfillment.flow.flush import Stopped
 from services.fulfillment.machine import FulfillmentState
 from services.kernel.errors import Invariant
+from services.operations import openapi
 from services.operations.access import undetermined
 from services.sandbox.faults import Act, Fault, Reply
 from services.sandbox.github.shapes import AccountType
 from services.sandbox.log import LoggedRequest, Vendor
-from tests.fixtures.database import Clock, Connection
+from tests.fixtures.database import ROOT, Clock, Connection
 from tests.fixtures.fulfillment import REPOSITORY, House
 from tests.fulfillment.api.conftest import BODY_BYTES_MAX, Shop, opened
 from tests.fulfillment.conftest import Purchases
 from tests.waiting import wait_until
 
+README = ROOT / "services/fulfillment/README.md"
 PENDING, IN_PROGRESS, DELIVERED, FAILED = (state.value for state in FulfillmentState)
 
 
@@ -413,8 +419,28 @@ async def test_githubs_trouble_fails_neither_route_and_names_nobody(shop: Shop, 
 
 # -------------------------------------------------------------------------------------------------- the border itself
 @pytest.mark.promise("F2")
-def test_the_wire_knows_the_machines_states_and_no_other() -> None:
-    assert set(get_args(wire.State)) == {state.value for state in FulfillmentState}
+async def test_the_states_are_the_same_four_in_code_check_wire_and_picture(owner: Connection) -> None:
+    states = {state.value for state in FulfillmentState}
+    assert set(get_args(wire.State)) == states
+    schemas = openapi.document(discover())["components"]["schemas"]
+    schemas |= {"published": json.loads(publish.read()["fulfillment.link.response.json"])}
+    for name in ("Purchase", "PurchaseInSight", "Retriggered", "published"):
+        assert set(schemas[name]["properties"]["state"]["enum"]) == states
+    check = await owner.fetchval(
+        "select pg_get_constraintdef(oid) from pg_constraint where conname = 'purchases_fulfillment_state'"
+    )
+    assert set(re.findall(r"'(\w+)'::text", check)) == states
+    picture = re.search(r"```mermaid\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert picture is not None
+    assert {one for pair in re.findall(r"(\w+)? ?--> (\w+):", picture[1]) for one in pair if one} == states
+    with pytest.raises(asyncpg.CheckViolationError):
+        await owner.execute(
+            "set session_replication_role = replica; insert into purchases (stripe_session_id, created_at,"
+            " fulfillment_state, edge) values ('cs_1', now(), 'lost', 'record')"
+        )
+
+
+def test_the_wire_knows_why_a_flush_ends() -> None:
     assert set(get_args(wire.Flush.model_fields["stopped"].annotation)) == {why.value for why in Stopped}
 
 
