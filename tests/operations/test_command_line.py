@@ -50,7 +50,8 @@ def test_no_two_commands_of_this_release_share_a_name() -> None:
 
 
 def registered(app: typer.Typer) -> list[str]:
-    return [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    alone = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    return alone + [group.name for group in app.registered_groups if group.name]
 
 
 def test_every_command_says_what_it_does() -> None:

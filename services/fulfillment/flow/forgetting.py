@@ -27,6 +27,6 @@ async def blank(tx: Tx, user_id: str, *, dry_run: bool) -> Mapping[str, int]:
             "forget_in_progress",
             f"purchase {done.in_progress}; if its process died, `rowclaim retrigger {done.in_progress} --force` first",
         )
-    if not dry_run and done.blanked < done.personal:
+    if not dry_run and done.blanked != done.personal:
         raise Retryable("forget_in_progress", "a purchase was claimed meanwhile")
     return {"purchases": done.personal}

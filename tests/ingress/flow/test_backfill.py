@@ -194,8 +194,11 @@ async def test_a_dry_run_counts_the_same_and_writes_nothing(
     assert dry.unreadable == real.unreadable == 2
 
 
-async def test_a_new_event_of_a_kind_nobody_is_owed_is_stored_and_owed_to_nobody(db: Database) -> None:
-    """Stripe may list a kind that was not asked for; it is kept as the door keeps it."""
+async def test_a_new_event_of_a_kind_nobody_is_owed_is_stored_and_owed_to_nobody(
+    db: Database, connect: Connect
+) -> None:
+    """Stripe may list a kind that was not asked for; it is kept as the door keeps it. Another sender's is another."""
+    await inbox.subscribe(await connect("rowclaim_fulfillment"), "rewards", [Subscription("clerk", REFUNDED)])
     pages = [[f"evt_1:{REFUNDED}"]]
     assert counts(await ran(db, Listing(pages), dry_run=True)) == (1, 1, 0, 0)
     assert counts(await ran(db, Listing(pages))) == (1, 1, 0, 0)
