@@ -47,7 +47,7 @@ CANDIDATES = (
     ),
     (
         "tests/conformance/test_purchases.py",
-        *(f"tests/kernel/test_{part}.py" for part in ("deliveries", "inbox", "jobs", "pager")),
+        *(f"tests/kernel/test_{part}.py" for part in ("deliveries", "inbox", "pager")),
         "tests/fulfillment/test_store.py",
         "tests/fulfillment/flow",
         *(f"tests/identity/test_{part}.py" for part in ("store", "flow")),
