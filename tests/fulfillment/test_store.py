@@ -285,46 +285,6 @@ async def test_nothing_is_pending_where_a_claim_could_find_nothing(connect: Conn
     assert await store.anything_pending(db) is True
 
 
-<<<<<<< HEAD
-=======
-async def test_a_flush_waits_for_no_row_but_one_that_is_due(connect: Connect, purchases: Purchases) -> None:
-    db, now = await connect(ROLE), await purchases.now()
-    await purchases.in_state("delivered")
-    await purchases.add(revoked_at=now)
-    await purchases.add(next_attempt_at=now + timedelta(hours=1))
-    assert not await store.wait_for_passed_over(db)
-    await purchases.add(next_attempt_at=now)
-    assert await store.wait_for_passed_over(db)
-
-
-async def test_what_somebody_is_just_writing_is_waited_for_and_not_passed_over(
-    connect: Connect, purchases: Purchases
-) -> None:
-    db, desk = await connect(ROLE), await connect(ROLE)
-    purchase = await purchases.add(user_id=None)
-    async with desk.transaction() as tx:
-        assert await store.link(tx, purchase, "user_1")
-        assert await store.claim_oldest(db) is None
-        waiting = asyncio.create_task(store.wait_for_passed_over(db))
-        await wait_until(
-            lambda: desk.value("select count(*) from pg_locks where not granted"), within_s=10, what="it waits"
-        )
-    assert await waiting
-    claimed = await store.claim_oldest(db)
-    assert claimed is not None
-    assert claimed.id == purchase
-
-
-async def test_a_row_held_for_longer_than_a_lock_is_waited_for_is_left(connect: Connect, purchases: Purchases) -> None:
-    db, desk = await connect(ROLE), await connect(ROLE)
-    purchase = await purchases.add(user_id=None)
-    async with desk.transaction() as tx:
-        assert await store.link(tx, purchase, "user_1")
-        with pytest.raises(Retryable, match="database_busy"):
-            await store.wait_for_passed_over(db)
-
-
->>>>>>> events
 # -------------------------------------------------------------------------------------------------- the desk's reads
 async def index_scans(connection: Connection, query: str, *arguments: object) -> set[str]:
     explained = await connection.fetchval(f"explain (format json) {query}", *arguments)
@@ -410,7 +370,6 @@ async def test_an_invitation_has_a_week_of_its_own_and_access_is_accepted_alread
     assert [row["invitation_expired_at"] for row in found] == [None] * 4
     assert [row["invited_at"] for row in found] == [said, None, None, found[3]["fulfilled_at"]]
     assert [row["accepted_at"] for row in found] == [None, at, found[2]["fulfilled_at"], None]
-<<<<<<< HEAD
 
 
 async def test_a_flush_waits_for_no_row_but_one_that_is_due(connect: Connect, purchases: Purchases) -> None:
@@ -448,5 +407,3 @@ async def test_a_row_held_for_longer_than_a_lock_is_waited_for_is_left(connect: 
         assert await store.link(tx, purchase, "user_1")
         with pytest.raises(Retryable, match="database_busy"):
             await store.wait_for_passed_over(db)
-=======
->>>>>>> events

@@ -46,8 +46,9 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "entitlements_once": (GRANT,),
     "entitlements_purchase_id_fkey": (
-        "set local session_replication_role = origin;"  # past the guard, no reference is looked at either
-        " insert into entitlements (purchase_id, user_id, kind) values (9, 'user_1', 'course')",
+        # past the guard, no reference is looked at either
+        "set local session_replication_role = origin;\n"
+         "insert into entitlements (purchase_id, user_id, kind) values (9, 'user_1', 'course')",
     ),
     "event_ids_external_id": (
         EVENT.format(source="'stripe'", id="''", kind="'paid'"),
