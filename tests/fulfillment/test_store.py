@@ -407,3 +407,27 @@ async def test_an_invitation_has_a_week_of_its_own_and_access_is_accepted_alread
     assert [row["invitation_expired_at"] for row in found] == [None] * 4
     assert [row["invited_at"] for row in found] == [said, None, None, found[3]["fulfilled_at"]]
     assert [row["accepted_at"] for row in found] == [None, at, found[2]["fulfilled_at"], None]
+
+
+@pytest.mark.parametrize("first", ["accept", "expire"])
+@pytest.mark.parametrize("second", ["accept", "expire"])
+async def test_what_became_of_an_invitation_is_decided_once(
+    connect: Connect, purchases: Purchases, first: str, second: str
+) -> None:
+    db = await connect(ROLE)
+    at = await purchases.now() - timedelta(days=8)
+    purchase, another = [await purchases.in_state("delivered", invited_at=at, claim_token=1) for _ in range(2)]
+
+    async def decide(how: str, invitation: store.UndecidedInvitation) -> bool:
+        if how == "accept":
+            return await store.accept_invitation(db, invitation)
+        return await store.expire_invitation(db, invitation, timedelta(days=7))
+
+    read = (await store.list_undecided(db, timedelta(days=7), after=None, limit=10))[0]
+    assert read.id == purchase
+    assert await decide(first, read)
+    decided = await purchases.row(purchase)
+    assert not await decide(second, read)
+    assert await purchases.row(purchase) == decided
+    assert (await purchases.row(another))["accepted_at"] is None
+    assert (await purchases.row(another))["invitation_expired_at"] is None
