@@ -42,6 +42,7 @@ from services.sandbox.wire import (
     ListStripeEvents,
     RefundCharge,
     SettleSession,
+    UpdateClerkUser,
 )
 from services.sandbox.world import Urls
 from tests.fixtures.database import Clock, Connect, Connection
@@ -124,9 +125,11 @@ class Story:
                 await arrive(self.ingress, [Arrival("stripe", event["id"], event["type"], body)])
         await self.works()
 
-    async def hears_of(self, user_email: str) -> None:
-        """Clerk has a new user, and its event is stored and handled."""
-        await self.control.do(CreateClerkUser(email=user_email))
+    async def hears_of(self, kind: str) -> None:
+        """Clerk has a new user, or one who changed; the event of this kind is stored and handled, no other."""
+        user = await self.control.do(CreateClerkUser(email="grace@example.com"))
+        if kind == "user.updated":
+            await self.control.do(UpdateClerkUser(user["id"], {"username": "grace"}))
         message = (await self.control.do(ListClerkMessages()))[-1]
         await arrive(self.ingress, [Arrival("clerk", message.id, message.type, json.dumps(message.body).encode())])
         await self.works()
@@ -275,12 +278,13 @@ async def test_force_is_an_operators_judgement(story: Story) -> None:
 
 # -------------------------------------------------------------------------------------------------- what starts a flush
 @pytest.mark.promise("F23")
-async def test_a_user_of_clerks_who_comes_or_changes_is_a_trigger(story: Story) -> None:
+@pytest.mark.parametrize("kind", ["user.created", "user.updated"])
+async def test_a_user_of_clerks_who_comes_or_changes_is_a_trigger(story: Story, kind: str) -> None:
     story.house.world.faults.add(Fault(Vendor.GITHUB, Act.ANSWER, reply=refusals.html_error(), method="PUT"))
     await story.checks_out("user_ada", "ada")
     await story.hears()
     assert await story.purchases() == {"ada": PENDING}
-    await story.hears_of("grace@example.com")
+    await story.hears_of(kind)
     assert await story.purchases() == {"ada": DELIVERED}
 
 
