@@ -25,6 +25,7 @@ from services.kernel.db import Database
 from services.kernel.deliveries import DeliveryWorker
 from services.kernel.inbox import subscribe
 from services.sandbox.control import SandboxControl
+from services.sandbox.embedded.mail import MailFault
 from services.sandbox.faults import Act, Fault, Moment, Reply
 from services.sandbox.github import refusals
 from services.sandbox.github.shapes import AccountType
@@ -41,6 +42,7 @@ from services.sandbox.wire import (
     ListStripeEvents,
     RefundCharge,
     SettleSession,
+    UpdateClerkUser,
 )
 from services.sandbox.world import Urls
 from tests.fixtures.database import Clock, Connect, Connection
@@ -85,6 +87,11 @@ class Story:
         if login is not None and self.house.world.github.find_account(login) is None:
             self.house.world.github.add_account(login)
 
+    def changes_hands(self, login: str) -> None:
+        """Its owner takes another login, and a stranger takes theirs."""
+        self.house.world.github.rename_account(login, f"{login}-renamed")
+        self.house.world.github.add_account(login)
+
     async def sees(self, user: str) -> list[dict[str, Any]]:
         """What the user's page shows of their purchases."""
         return list((await self.shop.get("/fulfillment", user=user)).json()["purchases"])
@@ -118,9 +125,11 @@ class Story:
                 await arrive(self.ingress, [Arrival("stripe", event["id"], event["type"], body)])
         await self.works()
 
-    async def hears_of(self, user_email: str) -> None:
-        """Clerk has a new user, and its event is stored and handled."""
-        await self.control.do(CreateClerkUser(email=user_email))
+    async def hears_of(self, kind: str) -> None:
+        """Clerk has a new user, or one who changed; the event of this kind is stored and handled, no other."""
+        user = await self.control.do(CreateClerkUser(email="grace@example.com"))
+        if kind == "user.updated":
+            await self.control.do(UpdateClerkUser(user["id"], {"username": "grace"}))
         message = (await self.control.do(ListClerkMessages()))[-1]
         await arrive(self.ingress, [Arrival("clerk", message.id, message.type, json.dumps(message.body).encode())])
         await self.works()
@@ -197,6 +206,16 @@ async def test_a_payment_becomes_an_invitation_and_a_mail(story: Story) -> None:
     assert await story.deliveries() == {"done"}
 
 
+async def test_what_another_slice_sold_or_nobody_marked_is_not_guessed_at(story: Story) -> None:
+    await story.sells("ada", metadata={"rowclaim_slice": "rewards"})
+    await story.sells("grace", metadata={})
+    await story.hears()
+    assert await story.purchases() == {}
+    assert await story.deliveries() == {"not_ours", "parked"}
+    assert await story.owner.fetchval("select why from desk.ingress_parked") == "unmarked_object"
+
+
+# ----------------------------------------------------------------------------------------- the column says what is owed
 async def test_a_morning_of_buyers(story: Story) -> None:
     """A typo, an organisation, nobody's name, an outage in the middle, everything told five times."""
     world = story.house.world.github
@@ -242,15 +261,34 @@ async def test_a_bank_debit_owes_nothing_until_the_bank_has_paid(story: Story) -
     assert story.house.invited() == ["ada"]
 
 
-async def test_what_another_slice_sold_or_nobody_marked_is_not_guessed_at(story: Story) -> None:
-    await story.sells("ada", metadata={"rowclaim_slice": "rewards"})
-    await story.sells("grace", metadata={})
+# -------------------------------------------------------------------------------- four states, and a person's judgement
+async def test_force_is_an_operators_judgement(story: Story) -> None:
+    """A row that a dead flush holds looks like one that a live one holds; what was delivered was delivered."""
+    await story.checks_out("user_ada", "ada")
     await story.hears()
-    assert await story.purchases() == {}
-    assert await story.deliveries() == {"not_ours", "parked"}
-    assert await story.owner.fetchval("select why from desk.ingress_parked") == "unmarked_object"
+    assert await story.retriggers("user_ada") == (409, "fulfillment_not_requeueable")
+    assert await story.retriggers("user_ada", force=True) == (400, "fulfillment_reason_missing")
+    status, _ = await story.retriggers("user_ada", force=True, reason="the mail never came")
+    assert (status, story.mailed()) == (200, ["user_ada@example.com"] * 2)
+    assert await story.actions() == [(OPERATOR, "fulfillment.force", "the mail never came")]
+    body = {"force": True, "reason": "please"}
+    refused = await story.shop.post("/admin/users/user_ada/fulfillment/retrigger", body, user="user_ada")
+    assert (refused.status_code, refused.json()["code"]) == (403, "role_missing")
 
 
+# -------------------------------------------------------------------------------------------------- what starts a flush
+@pytest.mark.promise("F23")
+@pytest.mark.parametrize("kind", ["user.created", "user.updated"])
+async def test_a_user_of_clerks_who_comes_or_changes_is_a_trigger(story: Story, kind: str) -> None:
+    story.house.world.faults.add(Fault(Vendor.GITHUB, Act.ANSWER, reply=refusals.html_error(), method="PUT"))
+    await story.checks_out("user_ada", "ada")
+    await story.hears()
+    assert await story.purchases() == {"ada": PENDING}
+    await story.hears_of(kind)
+    assert await story.purchases() == {"ada": DELIVERED}
+
+
+# ------------------------------------------------------------------------------- what is tried again, and what never is
 @pytest.mark.promise("F35")
 @pytest.mark.parametrize("answer", ["201", "204", "201 unreadable"])
 async def test_invited_and_already_there_are_both_success(story: Story, answer: str) -> None:
@@ -388,51 +426,20 @@ async def test_refusals_without_an_instant_are_waited_out_ever_longer_until_one_
     assert await story.owner.fetchval("select refusals from vendor_gates") == 0
 
 
-async def test_a_login_that_changed_hands_gets_nothing_and_is_seen_by_a_person(story: Story) -> None:
-    world = story.house.world.github
-    account = world.add_account("ada")
-    metadata = {
-        "rowclaim_slice": "fulfillment",
-        "github_username": "ada",
-        "github_account_id": str(account.id),
-    }
-    await story.sells("ada", metadata=metadata)
-    world.rename_account("ada", "countess")
-    world.add_account("ada")
+# ------------------------------------------------------------------------------------------------- the mail comes after
+async def test_a_mail_that_fails_costs_nobody_their_access(story: Story) -> None:
+    """Sent again by force, it goes out: GitHub answers that all is done already."""
+    story.house.sink.fail(MailFault.REFUSE_RECIPIENT, times=1)
+    await story.checks_out("user_ada", "ada")
     await story.hears()
-    assert (await story.purchases(), story.house.invited()) == ({"ada": FAILED}, [])
-    assert await story.owner.fetchval("select why from desk.fulfillment_attention") == "login_changed_hands"
-
-
-async def test_a_stranger_invited_all_the_same_is_seen_by_a_person(story: Story) -> None:
-    """The login changed hands between the look and the invitation: GitHub says whom it invited."""
-    world = story.house.world
-    world.github.add_account("ada")
-    world.faults.add(Fault(Vendor.GITHUB, Act.ANSWER, reply=refusals.not_accessible(), path="^/users/"))
-    metadata = {"rowclaim_slice": "fulfillment", "github_username": "ada", "github_account_id": "1"}
-    await story.sells("ada", metadata=metadata)
-    await story.hears()
-    assert (await story.purchases(), story.house.invited()) == ({"ada": DELIVERED}, ["ada"])
-    assert await story.owner.fetchval("select why from desk.fulfillment_attention") == "invitee_mismatch"
-
-
-async def test_every_mail_and_log_and_page_is_without_what_it_must_not_hold(
-    story: Story, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Logs and pages carry ids: no login, no address."""
-    await story.sells("very-private-login")
-    world = story.house.world
-    world.faults.add(
-        Fault(Vendor.GITHUB, Act.ANSWER, reply=refusals.member_role_is_higher("very-private-login", "pull"))
+    assert (await story.purchases(), story.mailed()) == ({"ada": DELIVERED}, [])
+    story.house.world.github.add_collaborator(REPOSITORY, "ada")
+    assert await story.retriggers("user_ada", force=True, reason="no mail") == (
+        200,
+        [{"id": (await story.sees("user_ada"))[0]["id"], "before": DELIVERED, "state": DELIVERED}],
     )
-    await story.hears()
-    said = capsys.readouterr()
-    pages = await story.owner.fetch("select dedup_key, summary from pages")
-    assert pages
-    for text in (said.out, said.err, *(page["summary"] for page in pages)):
-        assert "very-private-login" not in text
-        assert "@example.com" not in text
-    assert "very-private-login" in await story.owner.fetchval("select fulfillment_last_error from purchases")
+    assert [call.status for call in story.house.calls()] == [201, 204]
+    assert (story.house.invited(), story.mailed()) == (["ada"], ["user_ada@example.com"])
 
 
 # ----------------------------------------------------------------------- the username is checked before the money moves
@@ -466,6 +473,28 @@ async def test_who_has_no_account_yet_pays_and_names_one_later(story: Story) -> 
     status, shown = await story.corrects("user_ada", waiting["id"], "ada")
     assert (status, [one["state"] for one in shown]) == (200, [DELIVERED]), "the answer itself shows it"
     assert (story.house.invited(), story.mailed()) == (["ada"], ["user_ada@example.com"])
+
+
+@pytest.mark.promise("F64")
+async def test_a_login_that_changed_hands_gets_nothing_and_is_seen_by_a_person(story: Story) -> None:
+    await story.checks_out("user_ada", "ada")
+    story.changes_hands("ada")
+    await story.hears()
+    assert (await story.purchases(), story.house.invited()) == ({"ada": FAILED}, [])
+    (listed,) = await story.shop.attention()
+    assert (listed["why"], listed["state"]) == ("login_changed_hands", FAILED)
+
+
+@pytest.mark.promise("F64")
+async def test_a_stranger_invited_all_the_same_is_seen_by_a_person(story: Story) -> None:
+    """The look before the invitation was answered with nothing: then GitHub says whom it invited."""
+    await story.checks_out("user_ada", "ada")
+    story.changes_hands("ada")
+    story.house.world.faults.add(Fault(Vendor.GITHUB, Act.ANSWER, reply=refusals.not_accessible(), path="^/users/"))
+    await story.hears()
+    assert (await story.purchases(), story.house.invited()) == ({"ada": DELIVERED}, ["ada"])
+    (listed,) = await story.shop.attention()
+    assert (listed["why"], listed["state"]) == ("invitee_mismatch", DELIVERED)
 
 
 # ------------------------------------------------------------------------------------------------ correcting a username
@@ -510,17 +539,7 @@ async def test_an_invitation_that_ran_out_is_replaced(story: Story, clock: Clock
     assert await story.shop.attention() == []
 
 
-# --------------------------------------------------------------------------------------------------- the other triggers
-@pytest.mark.promise("F23")
-async def test_a_user_of_clerks_who_comes_or_changes_is_a_trigger(story: Story) -> None:
-    story.house.world.faults.add(Fault(Vendor.GITHUB, Act.ANSWER, reply=refusals.html_error(), method="PUT"))
-    await story.checks_out("user_ada", "ada")
-    await story.hears()
-    assert await story.purchases() == {"ada": PENDING}
-    await story.hears_of("grace@example.com")
-    assert await story.purchases() == {"ada": DELIVERED}
-
-
+# ------------------------------------------------------------------------------------------- what a person must look at
 async def test_an_operator_finds_links_and_sends(story: Story) -> None:
     """A purchase that nobody owns is listed; it cannot be sent again before somebody owns it."""
     nobodys = session_params("ada")
@@ -544,20 +563,6 @@ async def test_an_operator_finds_links_and_sends(story: Story) -> None:
         (OPERATOR, "fulfillment.link", "wrote to support"),
         (OPERATOR, "fulfillment.retrigger", "re-triggered"),
     ]
-
-
-async def test_force_is_an_operators_judgement(story: Story) -> None:
-    """A row that a dead flush holds looks like one that a live one holds; what was delivered was delivered."""
-    await story.checks_out("user_ada", "ada")
-    await story.hears()
-    assert await story.retriggers("user_ada") == (409, "fulfillment_not_requeueable")
-    assert await story.retriggers("user_ada", force=True) == (400, "fulfillment_reason_missing")
-    status, _ = await story.retriggers("user_ada", force=True, reason="the mail never came")
-    assert (status, story.mailed()) == (200, ["user_ada@example.com"] * 2)
-    assert await story.actions() == [(OPERATOR, "fulfillment.force", "the mail never came")]
-    body = {"force": True, "reason": "please"}
-    refused = await story.shop.post("/admin/users/user_ada/fulfillment/retrigger", body, user="user_ada")
-    assert (refused.status_code, refused.json()["code"]) == (403, "role_missing")
 
 
 # ---------------------------------------------------------------------------------------------------- the world goes on
@@ -590,3 +595,20 @@ async def test_a_payment_taken_back_after_the_invitation_revokes_nothing(story: 
     assert [call.method for call in story.house.world.log.entries(Vendor.GITHUB) if call.method == "DELETE"] == []
     (listed,) = await story.shop.attention()
     assert (listed["why"], listed["state"]) == ("refunded", DELIVERED)
+
+
+async def test_logs_and_pages_name_nobody(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
+    """They carry ids: no login, no address. What GitHub said stands in the row, for operators."""
+    await story.sells("very-private-login")
+    world = story.house.world
+    world.faults.add(
+        Fault(Vendor.GITHUB, Act.ANSWER, reply=refusals.member_role_is_higher("very-private-login", "pull"))
+    )
+    await story.hears()
+    said = capsys.readouterr()
+    pages = await story.owner.fetch("select dedup_key, summary from pages")
+    assert pages
+    for text in (said.out, said.err, *(page["summary"] for page in pages)):
+        assert "very-private-login" not in text
+        assert "@example.com" not in text
+    assert "very-private-login" in await story.owner.fetchval("select fulfillment_last_error from purchases")

@@ -33,7 +33,12 @@ def routes(auth: Auth, wired: Wired) -> Sequence[BaseRoute]:
 
 
 def _buyers(router: APIRouter, wired: Wired) -> APIRouter:
-    @router.post("/checkout/session", status_code=HTTPStatus.CREATED, responses=CONFLICT)
+    @router.post(
+        "/checkout/session",
+        status_code=HTTPStatus.CREATED,
+        responses=CONFLICT,
+        summary="Check a username, then open a checkout",
+    )
     async def open_checkout(
         who: Who, asked: wire.CheckoutRequest, idempotency_key: IdempotencyKey = None
     ) -> wire.CheckoutSession:
@@ -42,12 +47,14 @@ def _buyers(router: APIRouter, wired: Wired) -> APIRouter:
         opened = await checkout.open_session(wired(), who.user_id, asked.github_username, client_key=idempotency_key)
         return wire.CheckoutSession(id=opened.id, url=opened.url)
 
-    @router.get("/fulfillment")
+    @router.get("/fulfillment", summary="One's own purchases, as they stand")
     async def list_purchases(who: Who) -> wire.Purchases:
         """The caller's own purchases, newest first."""
         return _purchases(await buyer.list_own(wired(), who.user_id))
 
-    @router.post("/fulfillment/requeue", responses=UNKNOWN | CONFLICT)
+    @router.post(
+        "/fulfillment/requeue", responses=UNKNOWN | CONFLICT, summary="Correct a username, and have it delivered"
+    )
     async def requeue(who: Who, asked: wire.RequeueRequest) -> wire.Purchases:
         """Correct a username, and have it delivered: all of the caller's purchases as they stand after that, or after
         25 seconds."""
@@ -57,12 +64,16 @@ def _buyers(router: APIRouter, wired: Wired) -> APIRouter:
 
 
 def _operators(router: APIRouter, wired: Wired) -> APIRouter:
-    @router.get("/admin/fulfillments/attention")
+    @router.get("/admin/fulfillments/attention", summary="The purchases that need a look")
     async def list_attention(_: Who) -> wire.Attention:
         """What needs a person's look, newest attempt first; fifty at most, and no further page."""
         return wire.Attention(purchases=tuple(map(_in_sight, await operator.list_attention(wired()))))
 
-    @router.post("/admin/users/{user_id}/fulfillment/retrigger", responses=UNKNOWN | CONFLICT)
+    @router.post(
+        "/admin/users/{user_id}/fulfillment/retrigger",
+        responses=UNKNOWN | CONFLICT,
+        summary="Send a user's purchases again",
+    )
     async def retrigger(who: Who, user_id: UserId, asked: wire.RetriggerRequest) -> wire.RetriggerAnswer:
         """Set a user's purchases back to pending and flush. A closed gate stays closed: the answer says until when."""
         moved, report = await operator.retrigger_user(
@@ -81,7 +92,9 @@ def _operators(router: APIRouter, wired: Wired) -> APIRouter:
             flush=report and _flush(report),
         )
 
-    @router.post("/admin/purchases/{purchase_id}/link", responses=UNKNOWN | CONFLICT)
+    @router.post(
+        "/admin/purchases/{purchase_id}/link", responses=UNKNOWN | CONFLICT, summary="Give a purchase its owner"
+    )
     async def link(who: Who, purchase_id: PurchaseId, asked: wire.LinkRequest) -> wire.PurchaseInSight:
         """Give a purchase that was recorded without an owner to a user. It grants nothing, and replaces no owner."""
         return _in_sight(

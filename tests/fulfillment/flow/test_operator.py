@@ -376,6 +376,29 @@ async def test_the_list_is_the_fifty_newest_attempts_with_their_beginnings(start
     assert never not in {one.id for one in listed}, "what was never attempted stands behind every attempt"
 
 
+@pytest.mark.promise("F14")
+@pytest.mark.parametrize("says", [Says.YES, Says.NO, Says.TROUBLE])
+async def test_the_start_is_the_claims_and_neither_an_outcome_nor_a_person_moves_it(
+    start: Start, purchases: Purchases, clock: Clock, says: Says
+) -> None:
+    """The clock goes on while the vendor is asked, and behind a closed gate a re-trigger stays without an attempt."""
+    purchase = await purchases.add(user_id="user_1")
+    process = await start()
+    process.vendor.say("octocat", says)
+    begun: list[object] = []
+
+    async def before(_: str) -> None:
+        begun.append((await purchases.row(purchase))["fulfillment_attempted_at"])
+        await clock.shift(timedelta(hours=1))
+
+    process.vendor.before = before
+    await process.fulfillment.flush()
+    assert [(await purchases.row(purchase))["fulfillment_attempted_at"]] == begun
+    await process.gates.close(process.fulfillment.outside.inviter.gate, timedelta(minutes=5), "by hand", "op")
+    assert (await again(process, purchase, force=True, reason="again")).after == PENDING
+    assert [(await purchases.row(purchase))["fulfillment_attempted_at"]] == begun
+
+
 async def test_the_start_that_is_shown_is_the_claims(start: Start, purchases: Purchases, clock: Clock) -> None:
     purchase = await purchases.add("nobody")
     process = await start()
