@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from schemas.stripe import ChargeEvent, CheckoutSession, FulfillmentMetadata, SessionEvent
 from services.fulfillment import store
-from services.fulfillment.flow.flush import CONFIG_PAUSE, SLICE, Fulfillment, Stopped
+from services.fulfillment.flow.flush import CONFIG_PAUSE, SLICE, Fulfillment
 from services.fulfillment.machine import (
     Charge,
     ChargeAnswer,
@@ -59,8 +59,8 @@ async def handle(fulfillment: Fulfillment, batch: Sequence[Delivery]) -> Mapping
             verdicts[delivery.event_id], flushes = await said.take_in(delivery)
         if flushes:
             to_flush.add(delivery.event_id)
-    if to_flush and (await fulfillment.flush()).stopped is Stopped.STOPPING:
-        # Nothing else would flush what is left: purchases are not polled. Another process takes the events up.
+    if to_flush and (await fulfillment.flush()).is_cut_short:
+        # Nothing else would flush what is left: purchases are not polled. Whoever is there takes the events up again.
         return {event: PutBack() if event in to_flush else verdict for event, verdict in verdicts.items()}
     return verdicts
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.fulfillment import store
 from services.fulfillment.consumer import FulfillmentSettings
 from services.fulfillment.flow import events
 from services.fulfillment.flow.invitations import check_invitations
@@ -614,6 +615,41 @@ async def test_an_event_is_done_only_after_its_flush_returned(
     process.vendor.before = before
     await worker.step()
     assert (seen, await owner.fetchval("select state from webhook_deliveries")) == (["in_progress"], "done")
+
+
+async def test_an_event_comes_again_when_its_flush_lost_its_row_and_stopped(
+    start: Start, purchases: Purchases, owner: Connection
+) -> None:
+    """A person took the first away and their process died, or the answer to its outcome's commit was lost: the second
+    is nobody's fault, and nobody else's to flush."""
+    process = await start()
+    for session_id, handle in (("cs_test_1", "first"), ("cs_test_2", "second")):
+        process.sessions.put(session_id, metadata={"rowclaim_slice": "fulfillment", "github_username": handle})
+
+    async def before(handle: str) -> None:
+        await store.requeue(process.fulfillment.db, 1, force=True)
+
+    process.vendor.before = before
+    batch = [event("cs_test_1"), event("cs_test_2", event_id=2)]
+    assert await handled(process, *batch) == [PutBack(), PutBack()]
+    assert await purchases.states() == [PENDING, PENDING]
+    process.vendor.before = None
+    assert await handled(process, *batch) == [Done(), Done()]
+    assert await purchases.states() == [DELIVERED, DELIVERED]
+
+
+async def test_an_event_comes_again_while_somebody_writes_its_purchase(
+    start: Start, purchases: Purchases, connect: Connect
+) -> None:
+    """For longer than a lock is waited for: who writes there need not flush."""
+    process, desk = await start(), await connect("rowclaim_fulfillment")
+    purchase = await purchases.add()
+    async with desk.transaction() as tx:
+        assert await store.link(tx, purchase, "user_1")
+        assert await handled(process, from_clerk("user.updated")) == [PutBack()]
+    assert process.vendor.calls == []
+    assert await handled(process, from_clerk("user.updated")) == [Done()]
+    assert await purchases.states() == [DELIVERED]
 
 
 async def test_a_process_that_stops_gives_its_events_back(start: Start, purchases: Purchases) -> None:
