@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -17,6 +17,7 @@ from services.fulfillment import store
 from services.fulfillment.flow import invitations
 from services.fulfillment.machine import Delivered, FulfillmentState, Invitation
 from services.kernel.claim import WORKER
+from services.kernel.db import Database
 from services.kernel.errors import Retryable
 from tests.fixtures.database import Connect, Connection, DatabaseUrl
 from tests.fulfillment.conftest import ROLE, Purchases
@@ -285,6 +286,39 @@ async def test_nothing_is_pending_where_a_claim_could_find_nothing(connect: Conn
     assert await store.anything_pending(db) is True
 
 
+# ------------------------------------------------------------------------------------------------------- the outcomes
+Outcome = Callable[[Database, store.ClaimedPurchase], Awaitable[bool]]
+OUTCOMES: dict[str, Outcome] = {
+    "deliver": lambda db, held: store.deliver(db, held, Delivered("there"), None),
+    "refuse": lambda db, held: store.refuse(db, held, code="no", reason="no", attention=None),
+    "put_back": lambda db, held: store.put_back(db, held, code="no", reason="no"),
+}
+
+
+@pytest.mark.promise("F10")
+@pytest.mark.parametrize("outcome", OUTCOMES.values(), ids=OUTCOMES)
+async def test_an_outcome_is_written_over_the_row_that_is_held_and_no_other(
+    connect: Connect, purchases: Purchases, outcome: Outcome
+) -> None:
+    first, second = await purchases.add(age_s=60), await purchases.add()
+    db = await connect(ROLE)
+    held, others = await store.claim_oldest(db), await store.claim_oldest(db)
+    assert held is not None
+    assert others is not None
+    await store.requeue(db, first, force=True)
+    assert not await outcome(db, held), "a person has it"
+    again = await store.claim_oldest(db)
+    assert again is not None
+    before = [await purchases.row(row) for row in (first, second)]
+    assert not await outcome(db, held), "a later attempt has it"
+    assert [await purchases.row(row) for row in (first, second)] == before
+    assert await outcome(db, again)
+    assert await purchases.row(second) == before[1]
+    after = await purchases.row(first)
+    assert not await outcome(db, again), "it is written already"
+    assert await purchases.row(first) == after
+
+
 # -------------------------------------------------------------------------------------------------- the desk's reads
 async def index_scans(connection: Connection, query: str, *arguments: object) -> set[str]:
     explained = await connection.fetchval(f"explain (format json) {query}", *arguments)
@@ -407,3 +441,27 @@ async def test_a_row_held_for_longer_than_a_lock_is_waited_for_is_left(connect: 
         assert await store.link(tx, purchase, "user_1")
         with pytest.raises(Retryable, match="database_busy"):
             await store.wait_for_passed_over(db)
+
+
+@pytest.mark.parametrize("first", ["accept", "expire"])
+@pytest.mark.parametrize("second", ["accept", "expire"])
+async def test_what_became_of_an_invitation_is_decided_once(
+    connect: Connect, purchases: Purchases, first: str, second: str
+) -> None:
+    db = await connect(ROLE)
+    at = await purchases.now() - timedelta(days=8)
+    purchase, another = [await purchases.in_state("delivered", invited_at=at, claim_token=1) for _ in range(2)]
+
+    async def decide(how: str, invitation: store.UndecidedInvitation) -> bool:
+        if how == "accept":
+            return await store.accept_invitation(db, invitation)
+        return await store.expire_invitation(db, invitation, timedelta(days=7))
+
+    read = (await store.list_undecided(db, timedelta(days=7), after=None, limit=10))[0]
+    assert read.id == purchase
+    assert await decide(first, read)
+    decided = await purchases.row(purchase)
+    assert not await decide(second, read)
+    assert await purchases.row(purchase) == decided
+    assert (await purchases.row(another))["accepted_at"] is None
+    assert (await purchases.row(another))["invitation_expired_at"] is None

@@ -74,7 +74,7 @@ class Story:
     async def checks_out(self, user: str, login: str | None) -> str:
         """A user of the shop says whom to invite, is sent to Stripe's page and pays there; the Session's id."""
         self.knows(login)
-        opened = await self.shop.call(user, "POST", "/checkout/session", {"githubUsername": login})
+        opened = await self.shop.buys(login, user=user)
         assert opened.status_code == 201, opened.text
         session = str(opened.json()["id"])
         await self.control.do(CompleteSession(session, email=f"{user}@example.com"))
@@ -87,24 +87,18 @@ class Story:
 
     async def sees(self, user: str) -> list[dict[str, Any]]:
         """What the user's page shows of their purchases."""
-        return list((await self.shop.call(user, "GET", "/fulfillment")).json()["purchases"])
+        return list((await self.shop.get("/fulfillment", user=user)).json()["purchases"])
 
     async def corrects(self, user: str, purchase: int, login: str) -> tuple[int, Any]:
         """The user writes another username; the answer's status, and its code or the list it shows."""
-        body = {"purchaseId": purchase, "githubUsername": login}
-        answer = await self.shop.call(user, "POST", "/fulfillment/requeue", body)
+        answer = await self.shop.corrects(purchase, login, user=user)
         said = answer.json()
         return answer.status_code, said["purchases"] if answer.status_code == 200 else said["code"]
 
     # ----------------------------------------------------------------------------------------------------- the operator
-    async def attention(self) -> list[dict[str, Any]]:
-        """The operator's list."""
-        answer = await self.shop.call(OPERATOR, "GET", "/admin/fulfillments/attention")
-        return list(answer.json()["purchases"])
-
     async def retriggers(self, user: str, **body: object) -> tuple[int, Any]:
         """The operator sends a user's purchases again; the answer's status, and its code or what it says of each."""
-        answer = await self.shop.call(OPERATOR, "POST", f"/admin/users/{user}/fulfillment/retrigger", body)
+        answer = await self.shop.sends_again(user, **body)
         said = answer.json()
         return answer.status_code, said["purchases"] if answer.status_code == 200 else said["code"]
 
@@ -162,7 +156,7 @@ async def story(
 async def _told(
     house: House, control: SandboxControl, connect: Connect, owner: Connection, **settings: str
 ) -> AsyncIterator[Story]:
-    async with house.runtime(**settings) as runtime, open_shop(runtime, control) as shop:
+    async with house.runtime(**settings) as runtime, open_shop(house, runtime, control) as shop:
         fulfillment = await open_fulfillment(runtime)
         await subscribe(fulfillment.db, SERVICE.name, SERVICE.subscriptions)
         worker = DeliveryWorker(
@@ -448,7 +442,7 @@ async def test_what_github_denies_is_refused_before_any_money(story: Story, deni
     kind = {"an organisation": AccountType.ORGANIZATION, "a bot": AccountType.BOT}.get(denied)
     if kind is not None:
         story.house.world.github.add_account("acme-labs", kind)
-    refused = await story.shop.call("user_ada", "POST", "/checkout/session", {"githubUsername": "acme-labs"})
+    refused = await story.shop.buys("acme-labs", user="user_ada")
     assert (refused.status_code, refused.json()["code"]) == (400, "github_handle_unknown")
     assert [call for call in story.house.world.log.entries(Vendor.STRIPE) if "checkout" in call.path] == []
 
@@ -502,7 +496,7 @@ async def test_an_invitation_that_ran_out_is_replaced(story: Story, clock: Clock
     await story.control.do(AdvanceClock(timedelta(days=8).total_seconds()))
     await clock.shift(timedelta(days=8))
     await check_invitations(story.fulfillment)
-    (listed,) = await story.attention()
+    (listed,) = await story.shop.attention()
     assert (listed["why"], listed["state"]) == ("invitation_expired", DELIVERED)
     (seen,) = await story.sees("user_ada")
     assert seen["invitation"]["expiredAt"] == listed["expiredAt"]
@@ -513,7 +507,7 @@ async def test_an_invitation_that_ran_out_is_replaced(story: Story, clock: Clock
     assert acts == ["DELETE", "PUT"]
     (living,) = story.house.world.github.repository(REPOSITORY).invitations.values()
     assert living.id != dead.id
-    assert await story.attention() == []
+    assert await story.shop.attention() == []
 
 
 # --------------------------------------------------------------------------------------------------- the other triggers
@@ -536,18 +530,16 @@ async def test_an_operator_finds_links_and_sends(story: Story) -> None:
     await story.control.do(CompleteSession(session["id"], email="ada@example.com"))
     story.house.world.github.delete_account("ada")
     await story.hears()
-    (listed,) = await story.attention()
+    (listed,) = await story.shop.attention()
     assert (listed["userId"], listed["canResend"], bool(listed["lastError"])) == (None, False, True)
-    linked = await story.shop.call(
-        OPERATOR, "POST", f"/admin/purchases/{listed['id']}/link", {"userId": "user_ada", "reason": "wrote to support"}
-    )
+    linked = await story.shop.links(listed["id"], userId="user_ada", reason="wrote to support")
     assert (linked.status_code, linked.json()["userId"], linked.json()["canResend"]) == (200, "user_ada", True)
     story.knows("ada")
     assert await story.retriggers("user_ada") == (
         200,
         [{"id": listed["id"], "before": FAILED, "state": DELIVERED}],
     )
-    assert await story.attention() == []
+    assert await story.shop.attention() == []
     assert await story.actions() == [
         (OPERATOR, "fulfillment.link", "wrote to support"),
         (OPERATOR, "fulfillment.retrigger", "re-triggered"),
@@ -563,7 +555,8 @@ async def test_force_is_an_operators_judgement(story: Story) -> None:
     status, _ = await story.retriggers("user_ada", force=True, reason="the mail never came")
     assert (status, story.mailed()) == (200, ["user_ada@example.com"] * 2)
     assert await story.actions() == [(OPERATOR, "fulfillment.force", "the mail never came")]
-    refused = await story.shop.call("user_ada", "POST", "/admin/users/user_ada/fulfillment/retrigger", {"force": True})
+    body = {"force": True, "reason": "please"}
+    refused = await story.shop.post("/admin/users/user_ada/fulfillment/retrigger", body, user="user_ada")
     assert (refused.status_code, refused.json()["code"]) == (403, "role_missing")
 
 
@@ -583,7 +576,7 @@ async def test_a_payment_taken_back_before_the_invitation_is_owed_nothing(
     await story.hears(times=2)
     assert (await story.fulfillment.flush()).attempted == 0
     assert (await story.purchases(), story.house.invited(), story.mailed()) == ({"ada": PENDING}, [], [])
-    (listed,) = await story.attention()
+    (listed,) = await story.shop.attention()
     assert (listed["why"], listed["canResend"]) == (taken_back, False)
     assert await story.retriggers("user_ada") == (409, "fulfillment_not_requeueable")
 
@@ -595,5 +588,5 @@ async def test_a_payment_taken_back_after_the_invitation_revokes_nothing(story: 
     await story.hears()
     assert await story.purchases() == {"ada": DELIVERED}
     assert [call.method for call in story.house.world.log.entries(Vendor.GITHUB) if call.method == "DELETE"] == []
-    (listed,) = await story.attention()
+    (listed,) = await story.shop.attention()
     assert (listed["why"], listed["state"]) == ("refunded", DELIVERED)
