@@ -344,7 +344,7 @@ async def test_the_desk_reads_by_its_indexes_among_many_delivered(
         assert await index_scans(client, store.ATTENTION, 50) == {"purchases_attention_newest"}
         owned = {"purchases_owner"}
         assert await index_scans(client, store.LIST_OWN, "user_7", timedelta(minutes=10), None, 100) == owned
-        assert await index_scans(client, store.STATES_OF_USER, "user_7", 100) == owned
+        assert await index_scans(client, store.STATES_OF_USER, "user_7", None, 100) == owned
         assert await index_scans(client, store.REVOKE_PAID_BY, "pi_7", "refunded") == {"purchases_payment"}
         undecided = {"purchases_undecided"}
         assert await index_scans(client, store.LIST_UNDECIDED, timedelta(days=7), None, 0, 100) == undecided
