@@ -7,8 +7,9 @@ WORKERS ?= 2
 .DEFAULT_GOAL := help
 .PHONY: help demo up test check bench crash mutate promises stack-test setup-embedded setup-dev
 
-# What runs on Apache Kafka too: all journeys, and every test whose broker may be either.
-STACK_TESTS := tests/journeys tests/stack/test_kafka_broker.py tests/test_main.py \
+# What runs on Apache Kafka too: all journeys, every test whose broker may be either, and Kafka Connect beside it.
+STACK_TESTS := tests/journeys tests/test_main.py \
+	$(addprefix tests/stack/,test_kafka_broker.py test_kafka_connect.py) \
 	$(addprefix tests/operations/,test_subscribing_on_a_broker.py test_subscribers.py test_consuming.py \
 	test_migrating.py test_doctor.py)
 
