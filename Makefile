@@ -7,9 +7,8 @@ WORKERS ?= 2
 .DEFAULT_GOAL := help
 .PHONY: help demo up test check bench crash mutate promises stack-test setup-embedded setup-dev
 
-# What runs on Apache Kafka too: all journeys, every test whose broker may be either, and Kafka Connect beside it.
-STACK_TESTS := tests/journeys tests/test_main.py \
-	$(addprefix tests/stack/,test_kafka_broker.py test_kafka_connect.py) \
+# What runs on Apache Kafka too: all journeys, every test whose broker may be either, and the engines' own tests.
+STACK_TESTS := tests/journeys $(wildcard tests/stack/test_kafka_*.py) tests/test_main.py \
 	$(addprefix tests/operations/,test_subscribing_on_a_broker.py test_subscribers.py test_consuming.py \
 	test_migrating.py test_doctor.py)
 

@@ -11,6 +11,8 @@ FastStream's defaults lose records in a dozen ways. What is set here, and why:
 - The framework sees no headers. One that is null or not UTF-8 makes its parser lose the whole batch, and ``reply_to``
   makes it publish wherever a stranger says. Decoding is per record: a bad one costs its neighbours nothing.
 - A failure waits before it is raised: a nack is a seek without a delay.
+- Topics are looked for every ten seconds. A group that came back before its topics, after a broker lost its log, has no
+  partitions; by default it would look again after five minutes.
 - The default request timeout. It also bounds joining a group; a shorter one makes a consumer that never joins.
 """
 
@@ -49,6 +51,7 @@ BATCH_S: Final = 60.0
 COMMIT_S: Final = 5.0
 POLL_INTERVAL_MAX_MS: Final = 180_000
 GRACEFUL_S: Final = 15.0
+METADATA_AGE_MAX_MS: Final = 10_000
 BURIED_MAX: Final = 10_000
 CUT_BYTES: Final = 64 * 1024
 
@@ -106,6 +109,7 @@ def make_broker(kafka: Kafka) -> KafkaBroker:
         consumer_only=True,
         allow_auto_create_topics=False,
         graceful_timeout=GRACEFUL_S,
+        metadata_max_age_ms=METADATA_AGE_MAX_MS,
         apply_types=False,
         logger=logging.getLogger(__name__),
         log_level=logging.DEBUG,

@@ -25,8 +25,8 @@ from services.fulfillment.flow.operator import link
 from services.ingress.store import Arrival, arrive
 from services.kernel import inbox
 from services.kernel.db import Database
-from services.kernel.deliveries import reap_deliveries
 from services.kernel.doors import Door
+from services.operations.store import reap_deliveries
 from services.sandbox.control import SandboxControl
 from services.sandbox.embedded.mail import MailSink
 from services.sandbox.embedded.process import free_ports
@@ -241,6 +241,7 @@ def later(migrated_server: Server) -> Make:
 
 
 @pytest.mark.promise("F32")
+@pytest.mark.timeout(400)  # thirty worlds a part, each with servers of its own
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_kill_sends_what_was_taken_back_or_loses_a_correction(later: Make, record_points: Record, part: int) -> None:
     report = sweep(later, part=part, parts=PARTS)

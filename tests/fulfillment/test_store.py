@@ -344,7 +344,7 @@ async def test_the_desk_reads_by_its_indexes_among_many_delivered(
         assert await index_scans(client, store.ATTENTION, 50) == {"purchases_attention_newest"}
         owned = {"purchases_owner"}
         assert await index_scans(client, store.LIST_OWN, "user_7", timedelta(minutes=10), None, 100) == owned
-        assert await index_scans(client, store.STATES_OF_USER, "user_7", 100) == owned
+        assert await index_scans(client, store.STATES_OF_USER, "user_7", None, 100) == owned
         assert await index_scans(client, store.REVOKE_PAID_BY, "pi_7", "refunded") == {"purchases_payment"}
         undecided = {"purchases_undecided"}
         assert await index_scans(client, store.LIST_UNDECIDED, timedelta(days=7), None, 0, 100) == undecided
@@ -441,3 +441,27 @@ async def test_a_row_held_for_longer_than_a_lock_is_waited_for_is_left(connect: 
         assert await store.link(tx, purchase, "user_1")
         with pytest.raises(Retryable, match="database_busy"):
             await store.wait_for_passed_over(db)
+
+
+@pytest.mark.parametrize("first", ["accept", "expire"])
+@pytest.mark.parametrize("second", ["accept", "expire"])
+async def test_what_became_of_an_invitation_is_decided_once(
+    connect: Connect, purchases: Purchases, first: str, second: str
+) -> None:
+    db = await connect(ROLE)
+    at = await purchases.now() - timedelta(days=8)
+    purchase, another = [await purchases.in_state("delivered", invited_at=at, claim_token=1) for _ in range(2)]
+
+    async def decide(how: str, invitation: store.UndecidedInvitation) -> bool:
+        if how == "accept":
+            return await store.accept_invitation(db, invitation)
+        return await store.expire_invitation(db, invitation, timedelta(days=7))
+
+    read = (await store.list_undecided(db, timedelta(days=7), after=None, limit=10))[0]
+    assert read.id == purchase
+    assert await decide(first, read)
+    decided = await purchases.row(purchase)
+    assert not await decide(second, read)
+    assert await purchases.row(purchase) == decided
+    assert (await purchases.row(another))["accepted_at"] is None
+    assert (await purchases.row(another))["invitation_expired_at"] is None

@@ -35,7 +35,6 @@ READY_S: Final = 90.0
 SETTLED_S: Final = 90.0
 """Bounds for a machine that does many other things; on one that does nothing else it is a second or two."""
 STOP_S: Final = 60.0
-LOOK_S: Final = 10.0
 PARTITIONS: Final = tuple(TopicPartition(STRIPE_EVENTS.name, number) for number in range(STRIPE_EVENTS.partitions))
 GROUP: Final = f"{SERVICE.name}.{STRIPE_EVENTS.name}"
 
@@ -115,8 +114,11 @@ class Premises:
         for process in self.processes.values():
             process.kill()
 
-    async def rung(self, name: str) -> int:
-        """How many records of the trigger topic this consumer was rung by, as its metrics tell."""
+    async def rung(self, *names: str) -> int:
+        """How many records of the trigger topic these consumers were rung by, as their metrics tell."""
+        return sum([await self._rung(name) for name in names])
+
+    async def _rung(self, name: str) -> int:
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as http:
             told = (await http.get(f"http://127.0.0.1:{self.ports[name]}/metrics")).text
         line = rf'^rowclaim_trigger_records_total{{result="rung",topic="{re.escape(STRIPE_EVENTS.name)}"}} (\S+)$'
@@ -178,12 +180,7 @@ class Premises:
         """Every record of the trigger topic was read and committed by the group; there are more than so many."""
 
         async def nothing_left() -> bool:
-            try:
-                # The driver has no bound of its own for a look at a broker that is coming up.
-                async with asyncio.timeout(LOOK_S):
-                    ends, committed = await self._offsets()
-            except TimeoutError:
-                return False
+            ends, committed = await self._offsets()
             return ends == committed and sum(ends) > more_than
 
         await wait_until(nothing_left, within_s=SETTLED_S, what="every ring heard")

@@ -183,6 +183,7 @@ def test_the_broker_object_publishes_and_creates_nothing_and_waits_for_handlers(
     config = broker.config.broker_config
     assert config.consumer_only is True
     assert config.allow_auto_create_topics is False  # a typo would be a topic with one partition
+    assert config.builder.keywords["metadata_max_age_ms"] <= 30_000  # type: ignore[attr-defined]  # a partial
     assert config.graceful_timeout == subscribing.GRACEFUL_S > 5.0  # None and 0 cancel handlers at once
     assert config.broker_middlewares == ()  # an exception middleware acknowledges what it swallows
     assert config.fd_config.use_fastdepends is False

@@ -395,6 +395,9 @@ async def test_a_link_is_for_a_user_and_once(shop: Shop, purchases: Purchases) -
         assert code_of(await shop.links(purchase, **body), 422) == "request_invalid"
     assert code_of(await shop.links(999_999, userId="user_1"), 404) == "fulfillment_purchase_unknown"
     assert code_of(await shop.links(2**63, userId="user_1"), 422) == "request_invalid"
+    for written in (f"{purchase}.0", f"{purchase}_0", f"0_{purchase}", f"+{purchase}", f"%20{purchase}"):
+        answer = await shop.post(f"/admin/purchases/{written}/link", {"userId": "user_1"}, user="a", role="admin")
+        assert code_of(answer, 422) == "request_invalid", written
     assert (await purchases.row(purchase))["user_id"] is None
     for _ in range(2):
         assert (await shop.links(purchase, userId="user_1")).status_code == 200

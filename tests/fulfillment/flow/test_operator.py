@@ -12,7 +12,7 @@ import pytest
 
 from services.fulfillment.flow import buyer, operator
 from services.fulfillment.flow.flush import FlushReport, Stopped
-from services.fulfillment.flow.operator import Moved, link, list_attention, retrigger, retrigger_user
+from services.fulfillment.flow.operator import OF_USER_MAX, Moved, link, list_attention, retrigger, retrigger_user
 from services.fulfillment.machine import FulfillmentState
 from services.kernel.errors import Refusal
 from tests.fixtures.database import Clock, Connection
@@ -258,6 +258,18 @@ async def test_every_purchase_of_the_user_that_may_be_is_sent_again_and_no_other
     assert [one.purchase_id for one in moved] == [failed, pending, delivered, running]
     assert (await purchases.row(revoked))["fulfillment_state"] == FAILED
     assert [(await purchases.row(one))["fulfillment_state"] for one in others] == [FAILED, FAILED]
+
+
+async def test_a_user_of_many_purchases_hides_none_that_may_be_sent(start: Start, purchases: Purchases) -> None:
+    for _ in range(OF_USER_MAX):
+        await purchases.in_state(DELIVERED, user_id="user_1")
+    await purchases.in_state(FAILED, user_id="user_1", revoked_at=await purchases.now())
+    failed, named = [await purchases.in_state(state, user_id="user_1") for state in (FAILED, DELIVERED)]
+    process = await start()
+    moved, _ = await again_for(process, "user_1")
+    assert moved == [Moved(failed, FulfillmentState.FAILED, FulfillmentState.DELIVERED)]
+    moved, _ = await again_for(process, "user_1", named, force=True, reason="mail never came")
+    assert moved == [Moved(named, FulfillmentState.DELIVERED, FulfillmentState.DELIVERED)]
 
 
 async def test_only_the_users_own_purchases_are_there_to_be_named(start: Start, purchases: Purchases) -> None:
