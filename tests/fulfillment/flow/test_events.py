@@ -256,7 +256,7 @@ async def test_the_first_instant_and_its_word_are_kept(start: Start, purchases: 
     await handled(process, about_charge(DISPUTED))
     first = await purchases.row(purchase)
     await clock.shift(timedelta(days=3))
-    await handled(process, about_charge(REFUNDED), about_charge(DISPUTED, event_id=10))
+    await handled(process, about_charge(DISPUTED, event_id=10), about_charge(REFUNDED))
     again = await purchases.row(purchase)
     assert (again["revoked_at"], again["revoked_why"]) == (first["revoked_at"], "disputed")
 
