@@ -174,7 +174,7 @@ async def test_a_consuming_process_joins_works_and_stops(
         await wait_until(planned, within_s=15, what="the job that is due is done")
         process.send_signal(signal.SIGTERM)
         assert await ended(process) == 0
-    assert await owner.fetchval("select count(*) from webhook_subscriptions where consumer = 'fulfillment'") == 2
+    assert await owner.fetchval("select count(*) from webhook_subscriptions where consumer = 'fulfillment'") == 6
     assert lines(tmp_path / "log")[-1]["event"] == "process.stopped"
 
 
