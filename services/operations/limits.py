@@ -67,7 +67,7 @@ class RateLimits:
                 with Crossing(Door.VALKEY, "count a request"):
                     async with asyncio.timeout(ANSWER_S):
                         wait_s = await _counted(self._shared, self._allowed, key)
-            except (RedisError, OSError, TimeoutError) as error:
+            except (RedisError, OSError, TimeoutError, ValueError) as error:  # the last: it speaks something else
                 self._lost(error)
             else:
                 self._found()

@@ -1,9 +1,8 @@
 """Whoever meets at one purchase, in whatever order: three processes over one row, moved one exchange at a time.
 
-Flush, webhook, a buyer's correction, re-trigger, force, link and a refund, three of them at once, from every state a
-purchase can be in. After each schedule
-the row's own history and the vendor's log are compared with the law; and with a statement broken on purpose, the
-schedules must find it out.
+Flush, webhook, a buyer's correction, re-trigger, force, link, a refund and the daily look at invitations, three of them
+at once, from every state a purchase can be in. After each schedule the row's own history and the vendor's log are
+compared with the law; and with a statement broken on purpose, the schedules must find it out.
 """
 
 import asyncio

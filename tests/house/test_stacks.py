@@ -4,10 +4,12 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.house.source import ROOT, modules
 
 JOURNEYS = "tests/journeys"
-COLLECT_S = 120
+COLLECT_S = 150
 # What would keep a journey from running on one stack and not on the other.
 LEFT_OUT = re.compile(r"\b(skip|skipif|xfail|importorskip|deselect|on_kafka|getoption|collect_ignore\w*)\b")
 
@@ -26,6 +28,7 @@ def collected(stack: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
+@pytest.mark.timeout(2 * COLLECT_S + 10)
 def test_every_journey_is_collected_for_both_stacks() -> None:
     embedded, kafka = collected("embedded"), collected("kafka")
     assert embedded == kafka

@@ -94,6 +94,23 @@ async def test_a_valkey_that_is_gone_costs_the_shared_count_alone(make_limits: M
     assert counted("rowclaim_rate_limit_in_memory") - before == 5
 
 
+@pytest.mark.parametrize("said", [b":nonsense\r\n", b"$-5\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+async def test_what_speaks_another_language_is_a_valkey_that_is_away(
+    make_limits: MakeLimits, user: str, said: bytes
+) -> None:
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1_000):
+            writer.write(said)
+        writer.close()
+
+    server = await asyncio.start_server(answered, "127.0.0.1", 0)
+    rates = make_limits(1, "redis://127.0.0.1:{1}/0".format(*server.sockets[0].getsockname()))
+    assert await taken(rates, user, 2) == [True, False]
+    await rates.aclose()
+    server.close()
+    await server.wait_closed()
+
+
 async def test_a_frozen_valkey_delays_one_request_and_comes_back_by_itself(
     make_limits: MakeLimits, tmp_path: Path, user: str
 ) -> None:
