@@ -10,12 +10,14 @@ import pytest
 
 from services.fulfillment.consumer import SERVICE, FulfillmentSettings
 from services.fulfillment.machine import FulfillmentState
+from services.ingress.store import Arrival, arrive
 from services.kernel.settings import load_settings, variables
 from services.sandbox.faults import Act, Fault
 from services.sandbox.log import Vendor
-from tests.fixtures.database import ROOT, Connection
+from tests.fixtures.database import ROOT, Connect, Connection
 from tests.fixtures.fulfillment import REPOSITORY, House
 from tests.fulfillment.conftest import Purchases
+from tests.fulfillment.flow.test_forgetting import BLANK, WHOLE
 from tests.waiting import wait_until
 
 PENDING, IN_PROGRESS, DELIVERED, FAILED = (state.value for state in FulfillmentState)
@@ -276,3 +278,49 @@ def test_the_settings_are_named_after_the_slice_and_keep_their_secrets(house: Ho
     assert (settings.attempt_bound_s, settings.delivery_lease_s, settings.sweep) == (20.0, 30.0, False)
     for secret in (settings.github_token, settings.stripe_api_key):
         assert secret.get_secret_value() not in repr(settings)
+
+
+# ------------------------------------------------------------------------------------------------- a forgotten person
+FORGET = ("forget", "user_ann", "--reason", "asked by letter", "--json")
+
+
+@pytest.fixture
+async def told(connect: Connect) -> None:
+    """Stored events: one names the buyer's Session, one their address, one somebody else."""
+    bodies = {"a": b'{"id": "cs_ann"}', "b": b'{"email": "ann@example.com"}', "c": b'{"email": "joann@example.com"}'}
+    arrivals = [Arrival("stripe", name, "charge.refunded", body) for name, body in bodies.items()]
+    await arrive(await connect("rowclaim_ingress"), arrivals)
+
+
+async def kept(owner: Connection) -> list[bytes]:
+    return [row["body"] for row in await owner.fetch("select body from event_bodies order by event_id")]
+
+
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize(
+    "dies_at",
+    [
+        ("database", "after", "\ninsert into admin_actions"),
+        ("database", "before", "\nupdate event_bodies"),
+        ("database", "after", "\nupdate event_bodies"),
+        ("database", "before", "\nselect d.event_id || "),
+        None,
+    ],
+    ids=lambda place: place and " ".join(place[1:]).replace("\n", ""),
+)
+async def test_killed_anywhere_and_run_again_it_completes(
+    house: House, purchases: Purchases, owner: Connection, dies_at: tuple[str, str, str] | None
+) -> None:
+    purchase = await purchases.add("ann", user_id="user_ann", **WHOLE | {"stripe_session_id": "cs_ann"})
+    before = dict(await purchases.row(purchase))
+    if dies_at is not None:
+        assert (await house.command(*FORGET, dies_at=dies_at)).exit == -9
+        assert dict(await purchases.row(purchase)) == before
+    done = await house.command(*FORGET)
+    assert done.exit == 0, done.err
+    assert done.answer["purchases"] == 1
+    assert dict(await purchases.row(purchase)) == before | BLANK
+    assert await kept(owner) == [b"", b"", b'{"email": "joann@example.com"}']
+    written = await owner.fetch("select verb, target, reason, before, after from admin_actions")
+    assert {row["verb"] for row in written} == {"forget", "forgotten"}
+    assert not any(word in str([*written, done]) for word in ("example.com", "cs_ann", "pi_ann", "octo"))
