@@ -72,12 +72,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Tests of Apache Kafka itself mean nothing on the embedded broker."""
-    return True if _of_the_jars(collection_path) and not on_kafka(config) else None
-
-
-def _of_the_jars(path: Path) -> bool:
-    """Whether these tests start the engines themselves, as processes of ours."""
-    return path.parent == HERE and path.name.startswith("test_kafka")
+    itself = collection_path.parent == HERE and collection_path.name.startswith("test_kafka")
+    return True if itself and not on_kafka(config) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -86,8 +82,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=reason))
     elif isinstance(config.stash.get(_SUPPLY, None), FromImage):
         # Where Kafka comes in a container there are no jars to start, and that is no fault of the run.
-        config.hook.pytest_deselected(items=[item for item in items if _of_the_jars(item.path)])
-        items[:] = [item for item in items if not _of_the_jars(item.path)]
+        of_the_jars = [item for item in items if hasattr(getattr(item, "module", None), "find_jars")]
+        config.hook.pytest_deselected(items=of_the_jars)
+        items[:] = [item for item in items if item not in of_the_jars]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -86,14 +86,13 @@ def test_where_it_comes_in_a_container_the_tests_of_the_jars_are_no_part_of_the_
     supplied: pytest.Pytester,
 ) -> None:
     supplied.makeconftest(
-        "from pathlib import Path\n"
         "from tests.stack import plugin\n"
-        "plugin.HERE = Path(__file__).parent\n"
         "plugin.find_supply = lambda: plugin.FromImage('apache/kafka:9.9.9')\n"
         "class Met: version = 'Apache Kafka 9.9.9'\n"
     )
-    supplied.makepyfile(test_meets=MEETS, test_kafka_itself="def test_of_the_jars(): assert False")
-    ended = run(supplied, "--stack=kafka", "test_meets.py", "test_kafka_itself.py")
+    of_the_jars = "from tests.stack.jars import find_jars\ndef test_of_the_jars(): find_jars()"
+    supplied.makepyfile(test_meets=MEETS, test_of_the_jars=of_the_jars)
+    ended = run(supplied, "--stack=kafka", "test_meets.py", "test_of_the_jars.py")
     ended.assert_outcomes(passed=1, deselected=1)
     assert ended.ret == pytest.ExitCode.OK
 
