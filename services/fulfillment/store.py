@@ -332,10 +332,9 @@ select p.id, p.claim_token, p.fulfillment_state as state, p.github_handle, p.git
        p.fulfillment_attempted_at as attempted_at, p.fulfilled_at,
        c.until as cooldown_until, extract(epoch from c.until - rowclaim_now())::float8 as cooldown_s,
        p.invitation_url, p.invited_at, p.accepted_at, p.invitation_expired_at as expired_at, p.revoked_at
-from purchases p left join lateral (
-  select p.fulfillment_attempted_at + $2::interval as until
-  where p.fulfillment_state = 'failed' and p.github_handle is not null and p.revoked_at is null
-    and p.fulfillment_attempted_at + $2::interval > rowclaim_now()) c on true
+from purchases p left join lateral (select p.fulfillment_attempted_at + $2::interval as until) c
+  on p.fulfillment_state = 'failed' and p.github_handle is not null and p.revoked_at is null
+  and c.until > rowclaim_now()
 where p.user_id = $1 and ($3::bigint is null or p.id = $3)
 order by p.created_at desc, p.id desc limit $4"""
 

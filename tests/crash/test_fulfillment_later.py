@@ -25,8 +25,8 @@ from services.fulfillment.flow.operator import link
 from services.ingress.store import Arrival, arrive
 from services.kernel import inbox
 from services.kernel.db import Database
-from services.kernel.deliveries import reap_deliveries
 from services.kernel.doors import Door
+from services.operations.store import reap_deliveries
 from services.sandbox.control import SandboxControl
 from services.sandbox.embedded.mail import MailSink
 from services.sandbox.embedded.process import free_ports

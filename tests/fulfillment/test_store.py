@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -17,6 +17,7 @@ from services.fulfillment import store
 from services.fulfillment.flow import invitations
 from services.fulfillment.machine import Delivered, FulfillmentState, Invitation
 from services.kernel.claim import WORKER
+from services.kernel.db import Database
 from services.kernel.errors import Retryable
 from tests.fixtures.database import Connect, Connection, DatabaseUrl
 from tests.fulfillment.conftest import ROLE, Purchases
@@ -320,6 +321,39 @@ async def test_a_row_held_for_longer_than_a_lock_is_waited_for_is_left(connect: 
         assert await store.link(tx, purchase, "user_1")
         with pytest.raises(Retryable, match="database_busy"):
             await store.wait_for_passed_over(db)
+
+
+# ------------------------------------------------------------------------------------------------------- the outcomes
+Outcome = Callable[[Database, store.ClaimedPurchase], Awaitable[bool]]
+OUTCOMES: dict[str, Outcome] = {
+    "deliver": lambda db, held: store.deliver(db, held, Delivered("there"), None),
+    "refuse": lambda db, held: store.refuse(db, held, code="no", reason="no", attention=None),
+    "put_back": lambda db, held: store.put_back(db, held, code="no", reason="no"),
+}
+
+
+@pytest.mark.promise("F10")
+@pytest.mark.parametrize("outcome", OUTCOMES.values(), ids=OUTCOMES)
+async def test_an_outcome_is_written_over_the_row_that_is_held_and_no_other(
+    connect: Connect, purchases: Purchases, outcome: Outcome
+) -> None:
+    first, second = await purchases.add(age_s=60), await purchases.add()
+    db = await connect(ROLE)
+    held, others = await store.claim_oldest(db), await store.claim_oldest(db)
+    assert held is not None
+    assert others is not None
+    await store.requeue(db, first, force=True)
+    assert not await outcome(db, held), "a person has it"
+    again = await store.claim_oldest(db)
+    assert again is not None
+    before = [await purchases.row(row) for row in (first, second)]
+    assert not await outcome(db, held), "a later attempt has it"
+    assert [await purchases.row(row) for row in (first, second)] == before
+    assert await outcome(db, again)
+    assert await purchases.row(second) == before[1]
+    after = await purchases.row(first)
+    assert not await outcome(db, again), "it is written already"
+    assert await purchases.row(first) == after
 
 
 # -------------------------------------------------------------------------------------------------- the desk's reads

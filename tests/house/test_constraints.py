@@ -38,6 +38,10 @@ values ('user_1', {email}, {customer}, {body}, {told}, now(), now(), {deleted}, 
 GOOD_PURCHASE = PURCHASE.format(state="'pending'", amount="0")
 GRANT = """
 insert into entitlements (purchase_id, user_id, kind) select id, 'user_1', 'course' from purchases limit 1"""
+# Past the guard, no reference is looked at either.
+GRANT_OF_NOTHING = """
+set local session_replication_role = origin;
+insert into entitlements (purchase_id, user_id, kind) values (9, 'user_1', 'course')"""
 GOOD_EVENT = EVENT.format(source="'stripe'", id="'evt_1'", kind="'paid'")
 
 REFUSED: dict[str, tuple[str, ...]] = {
@@ -45,10 +49,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "insert into admin_actions (actor, verb, target, reason) values ('ann', 'force', 'purchase 1', '')",
     ),
     "entitlements_once": (GRANT,),
-    "entitlements_purchase_id_fkey": (
-        "set local session_replication_role = origin;"  # past the guard, no reference is looked at either
-        " insert into entitlements (purchase_id, user_id, kind) values (9, 'user_1', 'course')",
-    ),
+    "entitlements_purchase_id_fkey": (GRANT_OF_NOTHING,),
     "event_ids_external_id": (
         EVENT.format(source="'stripe'", id="''", kind="'paid'"),
         EVENT.format(source="'stripe'", id="repeat('é', 128)", kind="'paid'"),

@@ -410,6 +410,7 @@ async def test_every_reason_tells_since_when(start: Start, purchases: Purchases,
 @pytest.mark.promise("F81")
 async def test_a_link_gives_an_owner_and_grants_nothing(start: Start, purchases: Purchases, owner: Connection) -> None:
     purchase = await purchases.in_state(PENDING, timeouts_in_row=7, deferrals=2, next_attempt_at=await purchases.now())
+    await purchases.in_state(FAILED)
     await owner.execute(
         "insert into entitlements (purchase_id, user_id, kind) values ($1, 'user_0', 'course')", purchase
     )
