@@ -5,10 +5,15 @@ PYTEST := .venv/bin/python -m pytest
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check bench crash mutate promises setup-embedded setup-dev
+.PHONY: help demo up test check bench crash mutate promises stack-test setup-embedded setup-dev
+
+# What runs on Apache Kafka too: all journeys, and every test whose broker may be either.
+STACK_TESTS := tests/journeys $(wildcard tests/stack/test_kafka_*.py) tests/test_main.py \
+	$(addprefix tests/operations/,test_subscribing_on_a_broker.py test_subscribers.py test_consuming.py \
+	test_migrating.py test_doctor.py)
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: setup-embedded ## play the whole story on embedded servers and print the verdict
 	@.venv/bin/rowclaim demo $(ARGS)
@@ -36,6 +41,9 @@ mutate: setup-dev ## remove one conjunct, CHECK or unique at a time: a test must
 
 bench: setup-dev ## requests/s and claims/s beside their baselines
 	@.venv/bin/python -m bench $(ARGS)
+
+stack-test: setup-dev ## the journeys on Apache Kafka, with production's settings (Java 17 and Maven, or Docker)
+	@$(PYTEST) -n $(WORKERS) --stack=kafka $(STACK_TESTS) $(ARGS)
 
 promises: setup-dev ## run all tests, then list the promises they show and those they do not
 	@$(PYTEST) -q -n $(WORKERS); tests=$$?; .venv/bin/python -m tests.promises $(ARGS) && exit $$tests

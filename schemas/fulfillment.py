@@ -3,9 +3,9 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import Field
 
+from schemas.http import Answer, Asked
 from schemas.text import Text
 
 State = Literal["pending", "in_progress", "delivered", "failed"]
@@ -19,34 +19,22 @@ GitHubUsername = Annotated[Text, Field(min_length=1, max_length=100)]
 Reason = Annotated[Text, Field(max_length=500)]
 
 
-class Request(BaseModel):
-    """What is not known is refused: a misspelt field would be a wish that nobody hears."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=True)
-
-
-class Response(BaseModel):
-    """Frozen."""
-
-    model_config = ConfigDict(frozen=True, alias_generator=to_camel, validate_by_name=True)
-
-
 # ----------------------------------------------------------------------------------------------------------- the buyer
-class CheckoutRequest(Request):
+class CheckoutRequest(Asked):
     """What is bought, for whom."""
 
     github_username: GitHubUsername | None
     """Must be said: null is a choice, for who has no account yet."""
 
 
-class CheckoutSession(Response):
+class CheckoutSession(Answer):
     """Where the buyer pays."""
 
     id: str
     url: str
 
 
-class Invitation(Response):
+class Invitation(Answer):
     """What a delivered purchase's buyer was handed."""
 
     url: str | None
@@ -56,7 +44,7 @@ class Invitation(Response):
     """The instant it ran out unaccepted: the username can be corrected, or the same one invited again."""
 
 
-class Purchase(Response):
+class Purchase(Answer):
     """A purchase as its buyer sees it. The vendor's reasons are for operators."""
 
     id: int
@@ -72,13 +60,13 @@ class Purchase(Response):
     revoked_at: datetime | None
 
 
-class Purchases(Response):
+class Purchases(Answer):
     """All of the caller's own, newest first."""
 
     purchases: tuple[Purchase, ...]
 
 
-class RequeueRequest(Request):
+class RequeueRequest(Asked):
     """A correction."""
 
     purchase_id: Id
@@ -86,7 +74,7 @@ class RequeueRequest(Request):
 
 
 # -------------------------------------------------------------------------------------------------------- the operator
-class RetriggerRequest(Request):
+class RetriggerRequest(Asked):
     """Send again: every purchase of the user that may be, or the one that is named."""
 
     purchase_id: Id | None = None
@@ -95,7 +83,7 @@ class RetriggerRequest(Request):
     reason: Reason | None = None
 
 
-class Retriggered(Response):
+class Retriggered(Answer):
     """One purchase before, and as it stands now."""
 
     id: int
@@ -103,7 +91,7 @@ class Retriggered(Response):
     state: State
 
 
-class Flush(Response):
+class Flush(Answer):
     """Counts of a flush, and why it ended."""
 
     stopped: Literal["drained", "transient", "config", "gate_closed", "lease_lost", "stopping"]
@@ -117,7 +105,7 @@ class Flush(Response):
     mails_not_sent: int
 
 
-class RetriggerAnswer(Response):
+class RetriggerAnswer(Answer):
     """What was sent again, and what came of it."""
 
     purchases: tuple[Retriggered, ...]
@@ -125,14 +113,14 @@ class RetriggerAnswer(Response):
     """Null: it takes longer than an answer waits, and goes on."""
 
 
-class LinkRequest(Request):
+class LinkRequest(Asked):
     """Whose purchase it is."""
 
     user_id: UserId
     reason: Reason | None = None
 
 
-class PurchaseInSight(Response):
+class PurchaseInSight(Answer):
     """A purchase as an operator sees it."""
 
     id: int
@@ -154,7 +142,7 @@ class PurchaseInSight(Response):
     """False: it has no owner by whom it could be addressed, or its payment was taken back."""
 
 
-class Attention(Response):
+class Attention(Answer):
     """The newest attempts first, fifty at most."""
 
     purchases: tuple[PurchaseInSight, ...]

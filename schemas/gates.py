@@ -16,7 +16,7 @@ class CloseGate(Asked):
     """Make no call to a vendor for a while."""
 
     reason: Reason
-    minutes: Annotated[float, Field(ge=MINUTES_MIN, le=MINUTES_MAX)] = MINUTES
+    minutes: Annotated[float, Field(strict=True, ge=MINUTES_MIN, le=MINUTES_MAX)] = MINUTES
 
 
 class OpenGate(Asked):

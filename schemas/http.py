@@ -17,7 +17,7 @@ Reason = Annotated[
 class Asked(BaseModel):
     """A request's body. A member that is not described is refused: it would be one that does nothing."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
 
 
 class Answer(BaseModel):

@@ -137,6 +137,11 @@ DEAD_LETTER: Final[dict[str, Any]] = {
             "rowclaim-timestamp-ms": {"type": "string", "pattern": "^-?[0-9]+$"},
             "rowclaim-reason": {"type": "string", "description": "Where and how the schema refused it."},
             "rowclaim-key": {"description": "The record's own key; its place in the log is the key here."},
+            "rowclaim-cut-bytes": {
+                "type": "string",
+                "pattern": "^[0-9]+$",
+                "description": "Of a record that found no room here: its size. Only its beginning is here.",
+            },
         },
     },
 }

@@ -3,6 +3,7 @@
 pytest_plugins = [
     "pytester",
     "tests.promises",
+    "tests.stack.plugin",
     "tests.fixtures.leftovers",
     "tests.fixtures.servers",
     "tests.fixtures.database",

@@ -19,10 +19,10 @@ from services.kernel.gate import VENDORS
 from services.operations.paging import LogSender
 from services.operations.process import Process
 from services.operations.terminal import Terminal
-from services.sandbox.embedded.broker import Broker
 from services.sandbox.embedded.process import free_port
 from services.vendors.jwks import Jwks
 from services.vendors.pagerduty import PagerDuty
+from tests.fixtures.brokers import BrokerServer, settings_of
 from tests.fixtures.database import DatabaseUrl
 from tests.fixtures.servers import create_topics
 from tests.waiting import wait_until
@@ -159,12 +159,10 @@ async def test_a_serving_process_answers_until_it_is_told_to_stop(database_url: 
 
 
 async def test_a_consuming_process_joins_works_and_stops(
-    database_url: DatabaseUrl, broker_server: Broker, tmp_path: Path, owner: Any
+    database_url: DatabaseUrl, broker_server: BrokerServer, tmp_path: Path, owner: Any
 ) -> None:
     port = free_port()
-    kafka = {"KAFKA_BOOTSTRAP": broker_server.bootstrap, "KAFKA_IDEMPOTENT": "false"}
-    kafka |= {"KAFKA_SESSION_TIMEOUT_MS": "3000", "KAFKA_HEARTBEAT_MS": "300"}
-    env = environ(database_url, HEALTH_PORT=str(port), **kafka)
+    env = environ(database_url, HEALTH_PORT=str(port)) | settings_of(broker_server)
     await create_topics(broker_server.bootstrap, {"stripe.events.v1": 4})
     with running("consume", env=env, log=tmp_path / "log") as process:
         await answers(f"http://127.0.0.1:{port}/health/ready")

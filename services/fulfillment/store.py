@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, LiteralString
 
-from services.fulfillment.machine import Delivered, FulfillmentState
+from services.fulfillment.machine import Delivered, FulfillmentState, TakenBack
 from services.kernel.claim import WORKER
 from services.kernel.db import Tx
 
@@ -70,26 +70,32 @@ async def record_purchase(tx: Tx, new: NewPurchase) -> bool:
     return changed == 1
 
 
-# The first instant and its word are kept, however many events follow. The state is left alone: a pending purchase can
-# no longer be claimed, one in progress is finished by its attempt, what was handed out is a person's to take back.
+# The first instant is kept, however many events follow, and of the words the one that is final: a dispute can be won,
+# and whoever judges that must not overlook that the money went back all the same. The state is left alone: a pending
+# purchase can no longer be claimed, one in progress is finished by its attempt, what was handed out is a person's to
+# take back.
 REVOKE_PAID_BY: Final[LiteralString] = """
-update purchases set revoked_at = coalesce(revoked_at, rowclaim_now()), revoked_why = coalesce(revoked_why, $2)
+update purchases
+set revoked_at = coalesce(revoked_at, rowclaim_now()),
+    revoked_why = case when revoked_why = 'refunded' then revoked_why else $2 end
 where stripe_payment_id = $1"""
 
 
-async def revoke_paid_by(tx: Tx, payment_id: str, why: str) -> bool:
+async def revoke_paid_by(tx: Tx, payment_id: str, why: TakenBack) -> bool:
     """Mark the purchase of a payment that was taken back; False: none of this payment is recorded."""
     return await tx.execute(REVOKE_PAID_BY, payment_id, why) > 0
 
 
 # Also finds a purchase that was recorded before payments were kept.
 REVOKE_BOUGHT_IN: Final[LiteralString] = """
-update purchases set revoked_at = coalesce(revoked_at, rowclaim_now()), revoked_why = coalesce(revoked_why, $3),
-       stripe_payment_id = coalesce(stripe_payment_id, $2)
+update purchases
+set revoked_at = coalesce(revoked_at, rowclaim_now()),
+    revoked_why = case when revoked_why = 'refunded' then revoked_why else $3 end,
+    stripe_payment_id = coalesce(stripe_payment_id, $2)
 where stripe_session_id = $1"""
 
 
-async def revoke_bought_in(tx: Tx, session_id: str, payment_id: str, why: str) -> bool:
+async def revoke_bought_in(tx: Tx, session_id: str, payment_id: str, why: TakenBack) -> bool:
     """Mark the purchase of a Session whose payment was taken back; False: none of this Session is recorded."""
     return await tx.execute(REVOKE_BOUGHT_IN, session_id, payment_id, why) == 1
 
@@ -309,6 +315,7 @@ class OwnPurchase:
     id: int
     claim_token: int
     state: FulfillmentState
+    email: str | None
     github_handle: str | None
     github_account_id: int | None
     created_at: datetime
@@ -328,8 +335,8 @@ class OwnPurchase:
 # The one derivation of the cooldown: what is shown and what is refused turn at the same instant, by the same clock. A
 # purchase without a username never reached the vendor, and has nothing to cool down from.
 LIST_OWN: Final[LiteralString] = """
-select p.id, p.claim_token, p.fulfillment_state as state, p.github_handle, p.github_account_id, p.created_at,
-       p.fulfillment_attempted_at as attempted_at, p.fulfilled_at,
+select p.id, p.claim_token, p.fulfillment_state as state, p.email, p.github_handle, p.github_account_id,
+       p.created_at, p.fulfillment_attempted_at as attempted_at, p.fulfilled_at,
        c.until as cooldown_until, extract(epoch from c.until - rowclaim_now())::float8 as cooldown_s,
        p.invitation_url, p.invited_at, p.accepted_at, p.invitation_expired_at as expired_at, p.revoked_at
 from purchases p left join lateral (select p.fulfillment_attempted_at + $2::interval as until) c
@@ -351,7 +358,8 @@ async def find_own(tx: Tx, user_id: str, purchase_id: int, *, cooldown: timedelt
 
 
 # It repeats what the read found, the token included: between the two the vendor was asked, and meanwhile a flush, a
-# person or the buyer's other window may have been here. What they wrote stands.
+# person or the buyer's other window may have been here. What they wrote stands. Who was forgotten meanwhile is told by
+# what was blanked: that takes no token, and the username would write the person back.
 CORRECT: Final[LiteralString] = """
 update purchases
 set edge = case fulfillment_state when 'failed' then 'retrigger_failed' else 'force_delivered' end,
@@ -360,12 +368,14 @@ set edge = case fulfillment_state when 'failed' then 'retrigger_failed' else 'fo
     fulfillment_last_error = null, fulfillment_last_code = null, attention = null,
     timeouts_in_row = 0, timeout_starts = '{}', deferrals = 0, next_attempt_at = null
 where id = $1 and user_id = $2 and claim_token = $3 and revoked_at is null
+  and github_handle is not distinct from $6 and email is not distinct from $7
   and (fulfillment_state = 'failed' or (fulfillment_state = 'delivered' and invitation_expired_at is not null))"""
 
 
 async def correct(tx: Tx, user_id: str, read: OwnPurchase, *, handle: str, account_id: int | None) -> bool:
     """Write a buyer's username and set the purchase back to pending; False: it is no longer as it was read."""
-    return await tx.execute(CORRECT, read.id, user_id, read.claim_token, handle, account_id) == 1
+    found = (read.claim_token, handle, account_id, read.github_handle, read.email)
+    return await tx.execute(CORRECT, read.id, user_id, *found) == 1
 
 
 # -------------------------------------------------------------------------------------------------------- the operator
@@ -446,16 +456,18 @@ async def list_states(tx: Tx, purchase_ids: Sequence[int]) -> list[PurchaseState
     return await tx.rows(PurchaseState, STATES, purchase_ids)
 
 
-# Oldest first, which is also the order in which the writes that follow lock: two persons at once do not block each
-# other for good.
+# What the bound must not hide comes first: the one that is named, and what can be sent without force.
 STATES_OF_USER: Final[LiteralString] = """
-select id, user_id, fulfillment_state, revoked_at from purchases
-where user_id = $1 order by id limit $2"""
+select id, user_id, fulfillment_state, revoked_at from purchases where user_id = $1
+order by coalesce(id = $2, false) desc, (revoked_at is null and fulfillment_state in ('pending', 'failed')) desc, id
+limit $3"""
 
 
-async def list_states_of_user(tx: Tx, user_id: str, *, limit: int) -> list[PurchaseState]:
-    """How a user's purchases stand."""
-    return await tx.rows(PurchaseState, STATES_OF_USER, user_id, limit)
+async def list_states_of_user(tx: Tx, user_id: str, *, named: int | None, limit: int) -> list[PurchaseState]:
+    """How a user's purchases stand, oldest first; of more than ``limit`` those that may be sent, and ``named``."""
+    found = await tx.rows(PurchaseState, STATES_OF_USER, user_id, named, limit)
+    # The order in which the writes that follow lock: two persons at once do not block each other for good.
+    return sorted(found, key=lambda one: one.id)
 
 
 @dataclass(frozen=True, slots=True)

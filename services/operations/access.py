@@ -126,6 +126,9 @@ def _refuse_unstorable(request: Request, body: bytes) -> None:
     """Refuse what no database takes as text (a NUL, half of a surrogate pair), once for every field of every route."""
     if "\x00" in request.scope["path"] or b"%00" in request.scope["query_string"]:
         raise Refusal("request_invalid", "path or query")
+    # The parser would guess UTF-16 and UTF-32, whose escapes are not found below; both hold NULs, or are no UTF-8.
+    if b"\x00" in body or not _is_utf8(body):
+        raise Refusal("request_not_json")
     if b"\\u" not in body:
         return  # neither can stand in JSON but as an escape
     try:
@@ -135,6 +138,14 @@ def _refuse_unstorable(request: Request, body: bytes) -> None:
         raise Refusal("request_not_json") from None
     if "\\u0000" in text.replace("\\\\", ""):
         raise Refusal("request_invalid", "body")
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -11,7 +11,7 @@ from services.kernel.errors import Refusal
 from services.kernel.pager import Pager
 from services.operations import gates
 from services.operations.store import Gate, OpenPage, list_open_pages, record_action
-from services.operations.terminal import Terminal, run_async
+from services.operations.terminal import Terminal, run_async, said
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ LISTED_MAX: Final = 100
 gate = typer.Typer(help="Pause and resume calls to a vendor.", no_args_is_help=True)
 pages = typer.Typer(help="What somebody was woken for.", no_args_is_help=True)
 
-Reason = Annotated[str, typer.Option("--reason", help="Why; kept with who and when.")]
+Reason = Annotated[str, typer.Option("--reason", callback=said, help="Why; kept with who and when.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The answer as JSON.")]
 Vendor = Annotated[str, typer.Argument(help="As `rowclaim gate list` names it.")]
 Minutes = Annotated[float, typer.Option("--minutes", min=MINUTES_MIN, max=MINUTES_MAX, help="For how long.")]

@@ -30,7 +30,7 @@ from services.operations import retention_store as store
 from services.operations.logs import configure_logging
 from services.operations.process import Process
 from services.operations.store import record_action
-from services.operations.terminal import Terminal, run_async, working
+from services.operations.terminal import Terminal, run_async, said, working
 
 PAGE: Final = 200
 """Bodies looked through by one statement; some are a megabyte, and it has five seconds."""
@@ -45,14 +45,12 @@ WHOLE_BELOW: Final = 8
 def forget(
     context: typer.Context,
     user: Annotated[str, typer.Argument(help="The user's id.")],
-    reason: Annotated[str, typer.Option("--reason", help="Why; kept with who and when. Name nobody in it.")],
+    reason: Annotated[str, typer.Option("--reason", callback=said, help="Why; kept with your name. Name nobody else.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The counts as JSON.")] = False,
 ) -> None:
     """Blank what is kept of a person: columns of their rows, and stored events that name them. There is no way back."""
     terminal: Terminal = context.obj
-    if not reason.strip():
-        raise typer.BadParameter("say why; it is kept with your name", param_hint="--reason")
     services = terminal.chosen(None, lambda service: service.personal)
     # No slice's own settings are asked for: nobody outside is called.
     loaded = terminal.load()
@@ -60,7 +58,7 @@ def forget(
 
     async def work() -> dict[str, object]:
         async with Process.open("forget", services, loaded, terminal.make_sender) as process:
-            asked = Asked(user, terminal.actor, reason.strip(), dry_run)
+            asked = Asked(user, terminal.actor, reason, dry_run)
             counts = await forget_person(process, services, asked)
             return {"user": user, "dry_run": dry_run, **counts}
 

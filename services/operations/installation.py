@@ -234,6 +234,9 @@ class Installation:
                 "ROWCLAIM_FULFILLMENT_GITHUB_REPOSITORY": said["github_repository"],
                 "ROWCLAIM_FULFILLMENT_MAIL_FROM": "orders@rowclaim.example",
                 "ROWCLAIM_FULFILLMENT_PRODUCT_NAME": "The Product",
+                "ROWCLAIM_FULFILLMENT_CHECKOUT_PRICE": said["stripe_price"],
+                "ROWCLAIM_FULFILLMENT_CHECKOUT_SUCCESS_URL": "https://shop.rowclaim.example/thanks",
+                "ROWCLAIM_FULFILLMENT_CHECKOUT_CANCEL_URL": "https://shop.rowclaim.example/",
             }
         )
 

@@ -14,9 +14,15 @@ from services.operations.terminal import Terminal, run_async
 MINUTES_MAX = 60 * 24 * 365
 
 
+def _somebody(user: str) -> str:
+    if not user.strip() or not user.isprintable():
+        raise typer.BadParameter("a token that names nobody is refused everywhere")
+    return user
+
+
 def token(
     context: typer.Context,
-    user: Annotated[str, typer.Argument(metavar="USER", help="Whose token: the user's id.")],
+    user: Annotated[str, typer.Argument(metavar="USER", callback=_somebody, help="Whose token: the user's id.")],
     role: Annotated[
         str | None, typer.Option("--role", help="What the token says its user is; `admin` may act.")
     ] = None,

@@ -52,8 +52,8 @@ def prune(
 ) -> None:
     """Drop what was kept long enough; meant for once a day.
 
-    Event bodies after 90 days, by whole weeks; finished deliveries 90 days after they were finished; event ids after
-    400 days; finished runs of jobs and resolved pages after 400 days. Never what is unfinished, and no business row.
+    Event bodies after 90 days, by whole weeks; deliveries 90 days after they were finished.
+    Event ids, finished runs of jobs and resolved pages after 400 days. Never what is unfinished, and no business row.
     """
     terminal: Terminal = context.obj
 

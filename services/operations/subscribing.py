@@ -11,6 +11,8 @@ FastStream's defaults lose records in a dozen ways. What is set here, and why:
 - The framework sees no headers. One that is null or not UTF-8 makes its parser lose the whole batch, and ``reply_to``
   makes it publish wherever a stranger says. Decoding is per record: a bad one costs its neighbours nothing.
 - A failure waits before it is raised: a nack is a seek without a delay.
+- Topics are looked for every ten seconds. A group that came back before its topics, after a broker lost its log, has no
+  partitions; by default it would look again after five minutes.
 - The default request timeout. It also bounds joining a group; a shorter one makes a consumer that never joins.
 """
 
@@ -18,12 +20,13 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, cast
 
 import structlog
 from aiokafka import ConsumerRecord
+from aiokafka.errors import MessageSizeTooLargeError
 from faststream.kafka import KafkaBroker, KafkaMessage
 from faststream.kafka.subscriber.usecase import BatchSubscriber
 from faststream.message.message import AckStatus
@@ -33,7 +36,8 @@ from pydantic import ValidationError
 
 from schemas.triggers import DEAD_LETTERS, EventsTrigger
 from services.kernel.doors import Crossing, Door
-from services.kernel.triggers import LOST, Kafka, Publisher
+from services.kernel.errors import Retryable
+from services.kernel.triggers import LOST, Header, Kafka, Publisher
 from services.kernel.worker import Backoff
 
 log = structlog.get_logger()
@@ -47,7 +51,9 @@ BATCH_S: Final = 60.0
 COMMIT_S: Final = 5.0
 POLL_INTERVAL_MAX_MS: Final = 180_000
 GRACEFUL_S: Final = 15.0
+METADATA_AGE_MAX_MS: Final = 10_000
 BURIED_MAX: Final = 10_000
+CUT_BYTES: Final = 64 * 1024
 
 Ring: TypeAlias = Callable[[frozenset[int]], None]
 Record: TypeAlias = ConsumerRecord[bytes | None, bytes | None]
@@ -55,6 +61,9 @@ Record: TypeAlias = ConsumerRecord[bytes | None, bytes | None]
 
 class DeadLetters:
     """Puts records nobody can decode aside, bytes unchanged, on ``<topic>.dlq``.
+
+    One that finds no room there is put aside cut, with its size: a few compressed kilobytes can become many megabytes,
+    and a record that could not be put aside at all would hold its partition for ever.
 
     A batch that is delivered again does not bury its dead twice: this process remembers the coordinates (and a digest,
     since a broker that lost its log gives coordinates out again) of the last ten thousand. After a crash or rebalance a
@@ -72,14 +81,24 @@ class DeadLetters:
         if key in self._buried:
             return
         where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
-        told = where | {"timestamp-ms": record.timestamp, "reason": reason}
-        headers = [*record.headers, *((f"rowclaim-{name}", str(value).encode()) for name, value in told.items())]
-        if record.key is not None:
-            headers.append(("rowclaim-key", record.key))
-        await self._publisher.publish(record.topic + DEAD_LETTERS, record.value, key=key, headers=headers)
+        place = _as_headers(where | {"timestamp-ms": record.timestamp, "reason": reason})
+        own_key = [] if record.key is None else [("rowclaim-key", record.key)]
+        topic, value = record.topic + DEAD_LETTERS, record.value or b""
+        try:
+            await self._publisher.publish(topic, record.value, key=key, headers=[*record.headers, *place, *own_key])
+        except Retryable as refused:
+            if not isinstance(refused.__cause__, MessageSizeTooLargeError):
+                raise
+            log.error("dead_letter_cut", bytes=len(value), **where)
+            cut = _as_headers({"cut-bytes": len(value)})
+            await self._publisher.publish(topic, value[:CUT_BYTES], key=key, headers=[*place, *cut])
         self._buried[key] = None
         if len(self._buried) > BURIED_MAX:
             self._buried.popitem(last=False)
+
+
+def _as_headers(told: Mapping[str, object]) -> list[Header]:
+    return [(f"rowclaim-{name}", str(value).encode()) for name, value in told.items()]
 
 
 def make_broker(kafka: Kafka) -> KafkaBroker:
@@ -90,6 +109,7 @@ def make_broker(kafka: Kafka) -> KafkaBroker:
         consumer_only=True,
         allow_auto_create_topics=False,
         graceful_timeout=GRACEFUL_S,
+        metadata_max_age_ms=METADATA_AGE_MAX_MS,
         apply_types=False,
         logger=logging.getLogger(__name__),
         log_level=logging.DEBUG,

@@ -93,7 +93,7 @@ def _verified(token: str, key: RSAPublicKey) -> Mapping[str, Any]:
         claims = json.loads(SIGNATURES.decode(token, key, algorithms=[ALGORITHM]))
     except jwt.InvalidSignatureError:
         raise Refusal("token_signature") from None
-    except (jwt.InvalidTokenError, ValueError):
+    except (RecursionError, jwt.InvalidTokenError, ValueError):
         raise Refusal("token_malformed") from None
     if not isinstance(claims, dict):
         raise Refusal("token_malformed")
@@ -112,9 +112,15 @@ def _judge_instants(claims: Mapping[str, Any]) -> None:
 def _instant(claims: Mapping[str, Any], name: str) -> float:
     """Seconds since the epoch; a text, a truth value or a number beyond all numbers is none."""
     value = claims.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise Refusal("token_malformed", name)
-    return float(value)
+    try:
+        instant = float(value)
+    except OverflowError:
+        raise Refusal("token_malformed", name) from None
+    if not isfinite(instant):
+        raise Refusal("token_malformed", name)
+    return instant
 
 
 def _subject(claims: Mapping[str, Any]) -> str:

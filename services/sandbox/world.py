@@ -26,6 +26,7 @@ from services.sandbox.server import serving
 from services.sandbox.stripe.api import StripeApi
 from services.sandbox.stripe.books import Books
 from services.sandbox.stripe.buyer import Buyer
+from services.sandbox.stripe.resources.prices import seed_price
 from services.sandbox.stripe.webhooks import Webhooks
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class World:
         self.github.seed()
         self.github_api = GitHubApi(self.github, self.clock, self.faults)
         self.books = Books(self.clock)
+        seed_price(self.books)
         self.stripe_api = StripeApi(self.books, self.clock, self.faults)
         self.buyer = Buyer(self.books)
         self.webhooks = Webhooks(self.books, self.outbox)

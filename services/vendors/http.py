@@ -49,6 +49,9 @@ class DoorTransport(httpx.AsyncBaseTransport):
             response = await self._inner.handle_async_request(request)
             if self._body_bytes_max is not None and isinstance(response.stream, httpx.AsyncByteStream):
                 response.stream = Bounded(response.stream, self._body_bytes_max)
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    await response.aclose()  # packed, a body within the bound unfolds to any length
+                    raise httpx.ReadError("the answer is packed, and what it unfolds to has no bound")
             await response.aread()
         return response
 
@@ -60,7 +63,7 @@ def http_client(
     transport: httpx.AsyncBaseTransport | None = None, *, body_bytes_max: int | None = None
 ) -> httpx.AsyncClient:
     """A client for vendors; the caller closes it. ``transport``: what stands behind the door (default: the network).
-    A body longer than ``body_bytes_max`` is httpx.ReadError; None: any length.
+    A body longer than ``body_bytes_max``, or a packed one, is httpx.ReadError; None: any length.
 
     Redirects are the caller's to judge: a followed one may carry a token elsewhere, or turn a PUT into a GET.
     """

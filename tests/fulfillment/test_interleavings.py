@@ -48,6 +48,7 @@ from services.fulfillment.machine import (
     Outcome,
     SessionAnswer,
     SessionOpened,
+    TakenBack,
     Terminal,
     Transient,
 )
@@ -171,7 +172,7 @@ class Seat:
 
     async def charge(self, charge_id: str) -> ChargeAnswer:
         point("Stripe is asked")
-        return Charge("pi_one", taken_back=True)
+        return Charge("pi_one", frozenset(TakenBack))
 
     async def open(self, new: NewSession) -> SessionOpened:
         raise AssertionError("nobody here buys")

@@ -381,7 +381,7 @@ async def test_the_desk_reads_by_its_indexes_among_many_delivered(
         assert await index_scans(client, store.ATTENTION, 50) == {"purchases_attention_newest"}
         owned = {"purchases_owner"}
         assert await index_scans(client, store.LIST_OWN, "user_7", timedelta(minutes=10), None, 100) == owned
-        assert await index_scans(client, store.STATES_OF_USER, "user_7", 100) == owned
+        assert await index_scans(client, store.STATES_OF_USER, "user_7", None, 100) == owned
         assert await index_scans(client, store.REVOKE_PAID_BY, "pi_7", "refunded") == {"purchases_payment"}
         undecided = {"purchases_undecided"}
         assert await index_scans(client, store.LIST_UNDECIDED, timedelta(days=7), None, 0, 100) == undecided
@@ -441,6 +441,43 @@ async def test_an_invitation_has_a_week_of_its_own_and_access_is_accepted_alread
     assert [row["invitation_expired_at"] for row in found] == [None] * 4
     assert [row["invited_at"] for row in found] == [said, None, None, found[3]["fulfilled_at"]]
     assert [row["accepted_at"] for row in found] == [None, at, found[2]["fulfilled_at"], None]
+
+
+async def test_a_flush_waits_for_no_row_but_one_that_is_due(connect: Connect, purchases: Purchases) -> None:
+    db, now = await connect(ROLE), await purchases.now()
+    await purchases.in_state("delivered")
+    await purchases.add(revoked_at=now)
+    await purchases.add(next_attempt_at=now + timedelta(hours=1))
+    assert not await store.wait_for_passed_over(db)
+    await purchases.add(next_attempt_at=now)
+    assert await store.wait_for_passed_over(db)
+
+
+async def test_what_somebody_is_just_writing_is_waited_for_and_not_passed_over(
+    connect: Connect, purchases: Purchases
+) -> None:
+    db, desk = await connect(ROLE), await connect(ROLE)
+    purchase = await purchases.add(user_id=None)
+    async with desk.transaction() as tx:
+        assert await store.link(tx, purchase, "user_1")
+        assert await store.claim_oldest(db) is None
+        waiting = asyncio.create_task(store.wait_for_passed_over(db))
+        await wait_until(
+            lambda: desk.value("select count(*) from pg_locks where not granted"), within_s=10, what="it waits"
+        )
+    assert await waiting
+    claimed = await store.claim_oldest(db)
+    assert claimed is not None
+    assert claimed.id == purchase
+
+
+async def test_a_row_held_for_longer_than_a_lock_is_waited_for_is_left(connect: Connect, purchases: Purchases) -> None:
+    db, desk = await connect(ROLE), await connect(ROLE)
+    purchase = await purchases.add(user_id=None)
+    async with desk.transaction() as tx:
+        assert await store.link(tx, purchase, "user_1")
+        with pytest.raises(Retryable, match="database_busy"):
+            await store.wait_for_passed_over(db)
 
 
 @pytest.mark.parametrize("first", ["accept", "expire"])

@@ -56,7 +56,7 @@ DOORS = {
 }
 # Modules that look at servers from outside and are no part of any flow of rows: nothing of theirs can be half done.
 OBSERVERS = {
-    "services/operations/demo/stage.py": {"asyncpg"},  # the demo's audience reads the end state
+    "services/operations/demo/stage.py": {"asyncpg", "httpx"},  # the demo's audience reads the end state
     "services/operations/installation.py": {"httpx"},  # asks its children whether they are ready
     "services/operations/probes.py": {"aiobotocore", "aiokafka", "botocore", "open_connection", "redis"},  # doctor
     "services/operations/publishing.py": {"subprocess"},  # asks git what was promised

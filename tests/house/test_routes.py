@@ -71,6 +71,11 @@ def test_an_administrators_address_says_so() -> None:
         assert row.path.startswith("/admin/") == (row.access is Access.ADMIN), named(row)
 
 
+def test_every_route_says_what_it_is_for() -> None:
+    said = {named(row): row.summary for row in listed(discover())}
+    assert not [name for name, summary in said.items() if " " not in summary], "a function's name is no sentence"
+
+
 # ---------------------------------------------------------------------------------------------------- the serving whole
 @dataclass
 class Served:

@@ -28,16 +28,15 @@ from services.kernel.triggers import Publisher
 from services.operations.consuming import begin, subscribed, sweeps_of
 from services.operations.process import Process, Task, run_tasks
 from services.operations.subscribers import run_subscribers
-from services.sandbox.embedded.broker import Broker
 from services.sandbox.stripe.books import API_VERSION
 from services.sandbox.stripe.buyer import Payment
 from services.sandbox.stripe.resources.checkout_sessions import open_session
 from services.sandbox.stripe.versions import render_event
 from services.sandbox.world import World
+from tests.fixtures.brokers import BrokerServer, settings_of
 from tests.fixtures.database import Clock, Connect, Connection
 from tests.fixtures.fulfillment import House
 from tests.fixtures.listening import told
-from tests.fixtures.servers import create_topics
 from tests.waiting import wait_until
 
 SECRET: Final = "whsec_journey"
@@ -186,16 +185,10 @@ async def test_deliveries_that_were_never_made_are_made_by_the_sweep(
 
 @pytest.mark.promise("F21")
 async def test_every_trigger_fifty_times_shuffled_reaches_the_same_end(
-    house: House, connect: Connect, owner: Connection, own_broker: Broker
+    house: House, connect: Connect, owner: Connection, own_broker: BrokerServer
 ) -> None:
-    await create_topics(own_broker.bootstrap, {STRIPE_EVENTS.name: 4, STRIPE_EVENTS.dead_letters: 1})
-    heard = {
-        "ROWCLAIM_KAFKA_BOOTSTRAP": own_broker.bootstrap,
-        "ROWCLAIM_KAFKA_FETCH_WAIT_MS": "5",
-        "ROWCLAIM_KAFKA_SESSION_TIMEOUT_MS": "3000",
-        "ROWCLAIM_KAFKA_HEARTBEAT_MS": "300",
-        "ROWCLAIM_KAFKA_IDEMPOTENT": "false",
-    }
+    heard = settings_of(own_broker)
+    assert (await house.command("topics", **heard)).exit == 0
     async with (
         house.runtime(**heard) as first,
         house.runtime(**heard) as second,
@@ -213,5 +206,5 @@ async def test_every_trigger_fifty_times_shuffled_reaches_the_same_end(
         for event_id in rings[:50]:
             await publisher.publish(STRIPE_EVENTS.name, told(str(event_id)))
         await publisher.close()
-        await all_heard(own_broker.bootstrap, partitions=4, records=len(rings) // 50 + 50)
+        await all_heard(own_broker.bootstrap, partitions=STRIPE_EVENTS.partitions, records=len(rings) // 50 + 50)
     await the_end(house, owner)  # of processes that have finished whatever the last ring began

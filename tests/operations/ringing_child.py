@@ -1,7 +1,8 @@
-"""A consuming process for the tests: `python -m tests.kernel.ringing_child BOOTSTRAP TOPIC GROUP [die-before-commit]`.
+"""A consuming process for the tests: `python -m tests.operations.ringing_child TOPIC GROUP [die-before-commit]`.
 
-Prints a line of ids for every ring, and `stopped` after an orderly stop on SIGTERM. With `die-before-commit` it is
-killed, as by SIGKILL, between its first ring and the commit of the offset.
+Where the broker is stands in its environment, as for every process of ours. Prints a line of ids for every ring, and
+`stopped` after an orderly stop on SIGTERM. With `die-before-commit` it is killed, as by SIGKILL, between its first ring
+and the commit of the offset.
 """
 
 import asyncio
@@ -11,9 +12,10 @@ import sys
 
 from services.kernel import doors
 from services.kernel.doors import Door
-from services.kernel.triggers import Kafka, Publisher
+from services.kernel.triggers import Publisher
 from services.operations.subscribers import run_subscribers
 from services.operations.subscribing import DeadLetters, make_broker, subscribe
+from tests.fixtures.brokers import read_kafka
 
 
 def die_before_commit(door: Door, what: str, moment: str) -> None:
@@ -26,10 +28,10 @@ def ring(ids: frozenset[int]) -> None:
     sys.stdout.flush()
 
 
-async def main(bootstrap: str, topic: str, group: str, *faults: str) -> None:
+async def main(topic: str, group: str, *faults: str) -> None:
     if faults:
         doors.watch(die_before_commit)
-    kafka = Kafka(bootstrap=bootstrap, fetch_wait_ms=5, session_timeout_ms=3_000, heartbeat_ms=300)
+    kafka = read_kafka({name: value for name, value in os.environ.items() if name.startswith("ROWCLAIM_KAFKA_")})
     publisher, stop = Publisher(kafka), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     broker = make_broker(kafka)

@@ -142,6 +142,21 @@ async def test_an_address_that_no_database_takes_is_refused(path: str) -> None:
     assert (answer.status_code, answer.json()["code"]) == (422, "request_invalid")
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(r'{"a": "b\u0000"}'.encode(of) for of in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le")),
+        *('{"a": 1}'.encode(of) for of in ("utf-16", "utf-16-be", "utf-32")),
+        *(b'{"a": "\xed\xa0\x80"}', b'{"a": "\xff"}', b'{"a": "b\x00"}', b'{"a": "\\ud800"}'),
+    ],
+)
+async def test_a_body_is_utf_8_and_nothing_that_a_parser_might_guess(content: bytes) -> None:
+    api = Api(make_guard())
+    said = USER | {"content-type": "application/json; charset=utf-16"}
+    assert await api.post("/user", said, content=content) == (422, "request_not_json")
+    assert api.handled == []
+
+
 async def test_a_body_that_dribbles_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never() -> Message:
         await asyncio.Event().wait()

@@ -105,6 +105,13 @@ async def test_all_vendors_are_paused_and_resumed_with_a_reason(
         ("gate", "open", "github"),
         ("pages", "resolve", "k"),
         ("gate", "close", "github", "--reason", "r", "--minutes", "0"),
+        ("gate", "close", "github", "--reason", "r", "--minutes", "nan"),
+        ("gate", "close", "github", "--reason", ""),
+        ("gate", "open", "github", "--reason", "  "),
+        ("pause", "--reason", "r" * 501),
+        ("pages", "resolve", "k", "--reason", ""),
+        ("gate", "close", "github", "--reason", "a\udcffb"),
+        ("pages", "resolve", "a\udcff", "--reason", "r"),
     ],
 )
 async def test_nothing_is_done_without_a_reason_or_a_time(

@@ -26,8 +26,8 @@ from services.operations import consuming as consuming_module
 from services.operations.consuming import Consuming, begin, health, job_tasks, subscribed, sweeps_of
 from services.operations.process import Process, run_tasks
 from services.operations.subscribers import run_subscribers
-from services.sandbox.embedded.broker import Broker
 from services.sandbox.embedded.process import free_port
+from tests.fixtures.brokers import BrokerServer, settings_of
 from tests.fixtures.database import Clock, Connect
 from tests.fixtures.servers import create_topics
 from tests.operations.conftest import OTHER, TOY, MakeTerminal, RunCommand, log_sender
@@ -64,13 +64,11 @@ def worker() -> Rung:
 
 
 @pytest.fixture
-async def process(make_terminal: MakeTerminal, broker_server: Broker) -> AsyncIterator[Process]:
-    line = make_terminal(TOY, OTHER, KAFKA_BOOTSTRAP=broker_server.bootstrap, INGRESS_NEEDED="set", **FAST_JOIN)
+async def process(make_terminal: MakeTerminal, broker_server: BrokerServer) -> AsyncIterator[Process]:
+    kafka = {name.removeprefix("ROWCLAIM_"): value for name, value in settings_of(broker_server).items()}
+    line = make_terminal(TOY, OTHER, INGRESS_NEEDED="set", **kafka)
     async with Process.open("toy", (TOY, OTHER), line.load((TOY, OTHER)), log_sender) as opened:
         yield opened
-
-
-FAST_JOIN = {"KAFKA_SESSION_TIMEOUT_MS": "3000", "KAFKA_HEARTBEAT_MS": "300", "KAFKA_IDEMPOTENT": "false"}
 
 
 @pytest.fixture
@@ -225,7 +223,7 @@ async def serving(process: Process, consuming: list[Consuming]) -> AsyncIterator
 
 
 async def test_a_ring_wakes_all_workers_of_the_slice_and_of_no_other(
-    process: Process, broker_server: Broker, unique_topic: Topic
+    process: Process, broker_server: BrokerServer, unique_topic: Topic
 ) -> None:
     topic, elsewhere = unique_topic("stripe.events.v1"), unique_topic("clerk.events.v1")
     await create_topics(broker_server.bootstrap, {topic: 1, elsewhere: 1})

@@ -23,12 +23,12 @@ from services.operations import doctor as doctor_module
 from services.operations import migrating
 from services.operations.process import KERNEL_MACHINES
 from services.operations.terminal import Terminal
-from services.sandbox.embedded.broker import Broker
 from services.sandbox.embedded.mail import MailSink
 from services.sandbox.embedded.objects import ObjectStore
 from services.sandbox.embedded.postgres import Postgres
 from services.sandbox.embedded.process import free_port
 from services.sandbox.embedded.valkey import Valkey
+from tests.fixtures.brokers import BrokerServer
 from tests.fixtures.database import Clock, Connect, DatabaseUrl
 from tests.operations.conftest import OTHER, TOY, MakeTerminal, RunCommand
 from tests.waiting import wait_until
@@ -72,7 +72,7 @@ def ask(run_command: RunCommand) -> Ask:
 
 @pytest.fixture
 async def line(
-    make_terminal: MakeTerminal, broker_server: Broker, mail_sink: MailSink, run_command: RunCommand
+    make_terminal: MakeTerminal, broker_server: BrokerServer, mail_sink: MailSink, run_command: RunCommand
 ) -> Terminal:
     """An installation that is well."""
     terminal = make_terminal(CARD, KAFKA_BOOTSTRAP=broker_server.bootstrap, SMTP_URL=mail_sink.url)
@@ -333,25 +333,20 @@ async def test_an_old_transaction(
 
 
 # ---------------------------------------------------------------------------------------------------- the other servers
-async def test_no_broker(line: Terminal, ask: Ask, broker_server: Broker) -> None:
+async def test_no_broker(line: Terminal, ask: Ask, broker_server: BrokerServer) -> None:
     said = await ask(moved(line, KAFKA_BOOTSTRAP="127.0.0.1:1"))
     assert (said.code, list(said.faults)) == (69, ["broker_unreachable"])
     assert said.faults["broker_unreachable"].startswith("127.0.0.1:1: ")
     assert (await ask(moved(line, KAFKA_BOOTSTRAP=broker_server.bootstrap))).ok
 
 
-async def test_missing_topics(line: Terminal, ask: Ask, run_command: RunCommand, server_root: Path) -> None:
-    broker = Broker(log_path=server_root / "doctor-broker.log")
-    await broker.start()
-    try:
-        bare = moved(line, KAFKA_BOOTSTRAP=broker.bootstrap)
-        said = await ask(bare)
-        names = ", ".join(name for topic in TOPICS for name in (topic.name, topic.dead_letters))
-        assert (said.code, said.faults) == (78, {"topics_missing": names})
-        assert (await run_command(bare, "topics")).code == 0
-        assert (await ask(bare)).ok
-    finally:
-        await broker.stop()
+async def test_missing_topics(line: Terminal, ask: Ask, run_command: RunCommand, own_broker: BrokerServer) -> None:
+    bare = moved(line, KAFKA_BOOTSTRAP=own_broker.bootstrap)
+    said = await ask(bare)
+    names = ", ".join(name for topic in TOPICS for name in (topic.name, topic.dead_letters))
+    assert (said.code, said.faults) == (78, {"topics_missing": names})
+    assert (await run_command(bare, "topics")).code == 0
+    assert (await ask(bare)).ok
 
 
 async def test_no_valkey(line: Terminal, ask: Ask, valkey_server: Valkey) -> None:

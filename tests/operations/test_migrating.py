@@ -20,7 +20,7 @@ from services.kernel.settings import Settings
 from services.operations import migrating
 from services.operations.migrating import MIGRATIONS, admin, apply_migrations, dbmate, pending_migrations
 from services.operations.terminal import Terminal
-from services.sandbox.embedded.broker import Broker
+from tests.fixtures.brokers import BrokerServer
 from tests.fixtures.database import DatabaseUrl, Server
 from tests.operations.conftest import TOY, MakeTerminal, RunCommand, log_sender
 
@@ -166,7 +166,7 @@ def test_only_on_this_machine_tls_is_not_insisted_on(url: str, expected: str, mo
 async def test_topics_are_made_once_with_their_dead_letters(
     make_terminal: MakeTerminal,
     run_command: RunCommand,
-    broker_server: Broker,
+    broker_server: BrokerServer,
     unique_topic: Callable[[str], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

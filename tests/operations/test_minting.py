@@ -57,7 +57,10 @@ async def test_a_sandbox_that_is_gone_is_told_from_none(
         assert one.err.startswith(f"rowclaim: sandbox_unreachable: {urls.base}")
 
 
-@pytest.mark.parametrize("arguments", [(), ("user_1", "--minutes", "0"), ("user_1", "--minutes", "525601")])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("",), (" ",), ("a\nb",), ("a\udcff",), ("user_1", "--minutes", "0"), ("user_1", "--minutes", "525601")],
+)
 async def test_a_token_is_somebodys_and_for_a_time(
     make_terminal: MakeTerminal, run_command: RunCommand, arguments: tuple[str, ...]
 ) -> None:

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
+from pydantic import ValidationError
 
+from schemas import fulfillment as wire
 from services.__main__ import discover
 from services.kernel.auth import Access
 from services.kernel.errors import CODES
@@ -44,6 +46,13 @@ def test_every_route_that_asks_for_a_token_says_so() -> None:
     assert DOCUMENT["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
 
 
+def test_a_thing_in_the_address_may_be_unknown_and_says_so() -> None:
+    for path, _, operation in OPERATIONS:
+        assert "404" in operation["responses"] or "{" not in path, path
+    opened = DOCUMENT["paths"]["/admin/vendors/{vendor}/gate/open"]["post"]
+    assert opened["responses"]["409"]["description"] == "The gate is open already."
+
+
 @pytest.mark.parametrize("status", ["400", "401", "403", "408", "413", "422", "429", "500"])
 def test_every_failure_is_a_problem(status: str) -> None:
     answers = [operation["responses"][status] for _, _, operation in OPERATIONS if status in operation["responses"]]
@@ -75,6 +84,12 @@ def test_a_webhook_is_described_with_its_signature(source: str, headers: set[str
 def test_bodies_are_camel_case() -> None:
     for name, schema in DOCUMENT["components"]["schemas"].items():
         assert not [member for member in schema.get("properties", {}) if "_" in member], name
+    for asked in (wire.CheckoutRequest, wire.RequeueRequest, wire.RetriggerRequest, wire.LinkRequest):
+        spelt = dict.fromkeys(asked.model_fields, "octocat")
+        with pytest.raises(ValidationError) as refused:
+            asked.model_validate(spelt)
+        unknown = {fault["loc"][0] for fault in refused.value.errors() if fault["type"] == "extra_forbidden"}
+        assert unknown == {name for name in spelt if "_" in name}, "as our code spells it, nobody hears it"
 
 
 async def test_the_command_prints_it(make_terminal: MakeTerminal, run_command: RunCommand) -> None:

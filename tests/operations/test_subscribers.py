@@ -1,8 +1,6 @@
 """Being subscribed: joining, leaving, getting past what cannot be read, and telling the living from the dead."""
 
 import asyncio
-import os
-import signal
 import time
 from typing import Any
 
@@ -23,8 +21,8 @@ from services.operations.subscribers import (
     start_subscribers,
     stop_subscribers,
 )
-from services.sandbox.embedded.broker import Broker
-from tests.fixtures.listening import Ears, kafka_of, listening, told
+from tests.fixtures.brokers import BrokerServer, kafka_of
+from tests.fixtures.listening import Ears, listening, told
 from tests.fixtures.servers import create_topics
 from tests.waiting import wait_until
 
@@ -110,7 +108,7 @@ async def test_bytes_the_driver_cannot_read_are_passed_and_fetched_once(
     assert unreadable.get() == 1
 
 
-async def test_a_stop_while_the_broker_is_away_is_prompt(own_broker: Broker) -> None:
+async def test_a_stop_while_the_broker_is_away_is_prompt(own_broker: BrokerServer) -> None:
     kafka = kafka_of(own_broker)
     await create_topics(own_broker.bootstrap, {"t": 1})
     ears, stop = Ears(kafka, "t"), asyncio.Event()
@@ -124,10 +122,10 @@ async def test_a_stop_while_the_broker_is_away_is_prompt(own_broker: Broker) -> 
     await ears.publisher.close()
 
 
-async def test_a_stop_does_not_wait_for_a_join(own_broker: Broker) -> None:
+async def test_a_stop_does_not_wait_for_a_join(own_broker: BrokerServer) -> None:
     """A broker that takes connections and answers nothing: a join would last until its own bound."""
     ears, stop = Ears(kafka_of(own_broker), "t"), asyncio.Event()
-    os.kill(own_broker.process.pid, signal.SIGSTOP)
+    await own_broker.freeze()
     try:
         run = asyncio.create_task(run_subscribers(ears.broker, stop))
         await wait_until(lambda: ears.subscriber.consumer is not None, within_s=10, what="a join under way")
@@ -136,11 +134,11 @@ async def test_a_stop_does_not_wait_for_a_join(own_broker: Broker) -> None:
         await asyncio.wait_for(run, 30)
         assert time.monotonic() - begun < 15.0
     finally:
-        os.kill(own_broker.process.pid, signal.SIGCONT)
+        own_broker.thaw()
 
 
 async def test_a_process_that_starts_before_its_broker_listens_as_soon_as_there_is_one(
-    own_broker: Broker,
+    own_broker: BrokerServer,
 ) -> None:
     kafka = kafka_of(own_broker)
     own_broker.kill()

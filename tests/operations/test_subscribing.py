@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer, ConsumerRecord
+from aiokafka.errors import MessageSizeTooLargeError
 from faststream.kafka import KafkaBroker
 from faststream.kafka.subscriber.usecase import BatchSubscriber
 from faststream.middlewares import AckPolicy
@@ -77,6 +78,33 @@ async def test_one_that_could_not_be_set_aside_is_not_taken_for_done() -> None:
         await letters.bury(record(b"x"), "json_invalid")
     await letters.bury(record(b"x"), "json_invalid")
     assert len(line.sent) == 1
+
+
+class Narrow(Line):
+    """Takes values of so many bytes."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    async def publish(self, topic: str, value: bytes | None, **more: Any) -> None:
+        if len(value or b"") > self.room:
+            raise Retryable("broker_unavailable", "told to") from MessageSizeTooLargeError()
+        await super().publish(topic, value, **more)
+
+
+async def test_one_that_finds_no_room_is_cut_and_says_so_without_the_headers_that_may_have_filled_it() -> None:
+    line = Narrow(100_000)
+    letters = DeadLetters(line)
+    for _ in range(2):
+        await letters.bury(record(b"x" * 100_001, key=b"k", headers=[("trace", b"y")]), "json_invalid")
+    ((_, value, key, headers),) = line.sent
+    assert value == b"x" * subscribing.CUT_BYTES
+    assert [name for name, _ in headers] == [
+        *("rowclaim-topic", "rowclaim-partition", "rowclaim-offset", "rowclaim-timestamp-ms", "rowclaim-reason"),
+        "rowclaim-cut-bytes",
+    ]
+    assert (headers[-1][1], (key or b"").startswith(f"{TOPIC}/2/7/".encode())) == (b"100001", True)
 
 
 async def test_the_memory_of_dead_letters_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +183,7 @@ def test_the_broker_object_publishes_and_creates_nothing_and_waits_for_handlers(
     config = broker.config.broker_config
     assert config.consumer_only is True
     assert config.allow_auto_create_topics is False  # a typo would be a topic with one partition
+    assert config.builder.keywords["metadata_max_age_ms"] <= 30_000  # type: ignore[attr-defined]  # a partial
     assert config.graceful_timeout == subscribing.GRACEFUL_S > 5.0  # None and 0 cancel handlers at once
     assert config.broker_middlewares == ()  # an exception middleware acknowledges what it swallows
     assert config.fd_config.use_fastdepends is False

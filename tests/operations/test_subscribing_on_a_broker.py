@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +18,9 @@ from services.kernel.errors import Retryable
 from services.kernel.triggers import Doorbell, Kafka, Publisher
 from services.operations import subscribing
 from services.operations.subscribers import is_consuming
-from services.sandbox.embedded.broker import Broker
+from tests.fixtures.brokers import BrokerServer, kafka_of, settings_of
 from tests.fixtures.database import ROOT
-from tests.fixtures.listening import GROUP, PATIENCE_S, Ears, kafka_of, listening, log_of, told
+from tests.fixtures.listening import GROUP, PATIENCE_S, Ears, listening, log_of, told
 from tests.fixtures.servers import create_topics
 from tests.waiting import wait_until
 
@@ -106,7 +105,7 @@ async def test_every_exchange_crosses_the_door(kafka: Kafka, topic: str) -> None
 
 
 async def test_odd_records_cost_their_neighbours_nothing_and_are_set_aside_unchanged(
-    kafka: Kafka, topic: str, stranger: AIOKafkaProducer, broker_server: Broker
+    kafka: Kafka, topic: str, stranger: AIOKafkaProducer, broker_server: BrokerServer
 ) -> None:
     odd: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
         (b"{not json", None, []),
@@ -135,7 +134,7 @@ async def test_odd_records_cost_their_neighbours_nothing_and_are_set_aside_uncha
 
 
 async def test_the_largest_record_a_producer_sends_still_has_room_for_where_it_came_from(
-    kafka: Kafka, topic: str, stranger: AIOKafkaProducer, broker_server: Broker
+    kafka: Kafka, topic: str, stranger: AIOKafkaProducer, broker_server: BrokerServer
 ) -> None:
     """One that could not be set aside would hold its partition for ever."""
     largest = b"x" * (1024 * 1024 - 90)
@@ -147,8 +146,30 @@ async def test_the_largest_record_a_producer_sends_still_has_room_for_where_it_c
     assert dead.value == largest
 
 
+async def test_a_record_that_grew_too_large_to_be_set_aside_holds_nobody(
+    kafka: Kafka, topic: str, stranger: AIOKafkaProducer, broker_server: BrokerServer
+) -> None:
+    """A few kilobytes on the wire, five megabytes once unpacked: the broker takes it from anybody, and not from us."""
+    squeezed = AIOKafkaProducer(
+        bootstrap_servers=broker_server.bootstrap, compression_type="gzip", max_request_size=8 * 1024 * 1024
+    )
+    await squeezed.start()
+    try:
+        await squeezed.send_and_wait(topic, b"x" * (5 * 1024 * 1024))
+    finally:
+        await squeezed.stop()
+    await stranger.send_and_wait(topic, told("1"))
+    ears = Ears(kafka, topic)
+    async with listening(ears):
+        await ears.until_committed(2)
+    assert (ears.heard, ears.waits) == ({1}, [])
+    (dead,) = await log_of(broker_server.bootstrap, f"{topic}.dlq", 1)
+    assert dead.value == b"x" * subscribing.CUT_BYTES
+    assert dict(dead.headers)["rowclaim-cut-bytes"] == str(5 * 1024 * 1024).encode()
+
+
 async def test_nobody_makes_us_publish_by_a_header(
-    kafka: Kafka, topic: str, stranger: AIOKafkaProducer, broker_server: Broker
+    kafka: Kafka, topic: str, stranger: AIOKafkaProducer, broker_server: BrokerServer
 ) -> None:
     await stranger.send_and_wait(topic, told("1"), headers=[("reply_to", f"{topic}.dlq".encode())])
     ears = Ears(kafka, topic)
@@ -204,7 +225,7 @@ class Refusing(Publisher):
 
 
 async def test_while_nothing_can_be_set_aside_nothing_is_lost_and_good_ids_ring(
-    kafka: Kafka, topic: str, stranger: AIOKafkaProducer, broker_server: Broker
+    kafka: Kafka, topic: str, stranger: AIOKafkaProducer, broker_server: BrokerServer
 ) -> None:
     for value in (told("1"), b"first poison", told("2"), b"second poison", told("3")):
         await stranger.send_and_wait(topic, value)
@@ -271,11 +292,15 @@ class Child:
         self.process = process
 
     @classmethod
-    async def start(cls, kafka: Kafka, topic: str, *faults: str) -> "Child":
-        program = ("-m", "tests.operations.ringing_child", kafka.bootstrap, topic, GROUP, *faults)
+    async def start(cls, broker: BrokerServer, topic: str, *faults: str) -> "Child":
+        program = ("-m", "tests.operations.ringing_child", topic, GROUP, *faults)
         return cls(
             await asyncio.create_subprocess_exec(
-                sys.executable, *program, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+                *(sys.executable, *program),
+                cwd=ROOT,
+                env=os.environ | settings_of(broker),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
             )
         )
 
@@ -290,15 +315,15 @@ class Child:
 
 
 async def test_a_process_killed_between_ring_and_commit_is_rung_again(
-    kafka: Kafka, topic: str, stranger: AIOKafkaProducer
+    broker_server: BrokerServer, kafka: Kafka, topic: str, stranger: AIOKafkaProducer
 ) -> None:
     await stranger.send_and_wait(topic, told("1"))
-    dead = await Child.start(kafka, topic, "die-before-commit")
+    dead = await Child.start(broker_server, topic, "die-before-commit")
     try:
         assert await dead.line() == "1"
         assert await asyncio.wait_for(dead.process.wait(), 30) == -signal.SIGKILL
         assert await Ears(kafka, topic).committed() is None
-        heir = await Child.start(kafka, topic)
+        heir = await Child.start(broker_server, topic)
         try:
             assert await heir.line() == "1"
             await stranger.send_and_wait(topic, told("2"))
@@ -313,7 +338,7 @@ async def test_a_process_killed_between_ring_and_commit_is_rung_again(
         await dead.kill()
 
 
-async def test_a_broker_that_loses_everything_costs_latency_alone(own_broker: Broker) -> None:
+async def test_a_broker_that_loses_everything_costs_latency_alone(own_broker: BrokerServer) -> None:
     """Killed twice, memory lost; nobody is restarted, nothing raises, and each time the next rings arrive."""
     topic = "stripe.events.v1"
     kafka = kafka_of(own_broker)
@@ -338,7 +363,7 @@ async def test_a_broker_that_loses_everything_costs_latency_alone(own_broker: Br
             for _ in range(200):
                 bell.ring(topic, [next(ids)])
             assert time.monotonic() - begun < 1.0
-            await own_broker.start()
+            await own_broker.wipe()
             await create_topics(own_broker.bootstrap, {topic: 1, f"{topic}.dlq": 1})
             rung.clear()
             await wait_until(heard_a_new_one, within_s=60, what="a ring after the loss")
@@ -348,21 +373,14 @@ async def test_a_broker_that_loses_everything_costs_latency_alone(own_broker: Br
         await asyncio.wait_for(run, 10)
 
 
-async def test_a_broker_that_is_frozen_holds_nobody(own_broker: Broker) -> None:
+async def test_a_broker_that_is_frozen_holds_nobody(own_broker: BrokerServer) -> None:
     """It takes connections and answers nothing: every publish is given up at its bound, the close at its own."""
     kafka = kafka_of(own_broker)
     await create_topics(own_broker.bootstrap, {"t": 1})
     publisher = Publisher(kafka)
     await publisher.publish("t", told("1"))
-    os.kill(own_broker.process.pid, signal.SIGSTOP)
-    tasks = Path(f"/proc/{own_broker.process.pid}/task")
-
-    def frozen() -> bool:
-        """Each thread stops when it next runs; until then it may answer once more."""
-        return all((task / "stat").read_text().rpartition(") ")[2].startswith("T") for task in tasks.iterdir())
-
+    await own_broker.freeze()
     try:
-        await wait_until(frozen, within_s=10, what="every thread of the broker stopped")
         for _ in range(2):
             begun = time.monotonic()
             with pytest.raises(Retryable):
@@ -372,6 +390,6 @@ async def test_a_broker_that_is_frozen_holds_nobody(own_broker: Broker) -> None:
         await publisher.close()
         assert time.monotonic() - begun < 3 * triggers.DISCARD_S
     finally:
-        os.kill(own_broker.process.pid, signal.SIGCONT)
+        own_broker.thaw()
     await publisher.publish("t", told("3"))
     await publisher.close()

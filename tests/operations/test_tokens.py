@@ -163,7 +163,13 @@ async def test_a_subject_is_there_and_of_a_sane_length(subject: Any, good: bool)
         assert await refused(value) == "token_malformed"
 
 
-@pytest.mark.parametrize("payload", [b"[]", b'"user_1"', b"\xff", b"", b"{"])
+@pytest.mark.parametrize("claim", ["exp", "iat", "nbf"])
+@pytest.mark.parametrize("beyond", [10**400, -(10**400)])
+async def test_an_instant_beyond_all_numbers_is_malformed(claim: str, beyond: int) -> None:
+    assert await refused(raw(**{claim: beyond})) == "token_malformed"
+
+
+@pytest.mark.parametrize("payload", [b"[]", b'"user_1"', b"\xff", b"", b"{", b"[" * 2000])
 async def test_a_signed_payload_that_is_no_claims_is_malformed(payload: bytes) -> None:
     value = jwt.PyJWS().encode(payload, private_key(), algorithm="RS256", headers={"kid": KID})
     assert await refused(value) == "token_malformed"

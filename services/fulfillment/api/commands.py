@@ -46,7 +46,7 @@ def make_commands(in_process: InProcess) -> typer.Typer:
     def retrigger(
         context: typer.Context,
         purchase: Annotated[int, typer.Argument(help="The purchase's id.")],
-        force: Annotated[bool, typer.Option("--force", help="Also one in progress or delivered.")] = False,
+        force: Annotated[bool, typer.Option("--force", help="Also one in progress, delivered or taken back.")] = False,
         reason: Annotated[str | None, typer.Option("--reason", help="Why; kept. Needed to force.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="The outcome as JSON.")] = False,
     ) -> None:

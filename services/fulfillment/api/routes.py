@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Path
+from pydantic import BeforeValidator
 from starlette.routing import BaseRoute
 
 from schemas import fulfillment as wire
@@ -18,9 +19,22 @@ from services.kernel.auth import Access, Auth, Caller, caller, refusal
 
 Wired = Callable[[], Fulfillment]
 Who = Annotated[Caller, Depends(caller)]
-PurchaseId = Annotated[int, Path(ge=1, le=2**63 - 1)]  # of a path, so not as strict as a body's
+
+
+def _digits(written: str) -> str:
+    """One way to write a number: neither ``1_0`` nor ``1.0`` is the address of a purchase."""
+    if not (written.isascii() and written.isdigit()):
+        raise ValueError("is no number")
+    return written
+
+
+PurchaseId = Annotated[int, Path(ge=1, le=2**63 - 1), BeforeValidator(_digits)]
 UserId = Annotated[wire.UserId, Path()]
-IdempotencyKey = Annotated[str | None, Header(description="1 to 200 characters of printable ASCII.")]
+# Described here, judged by the verb, which has a code for it.
+KEY: Final[dict[str, Any]] = {"minLength": 1, "maxLength": 200, "pattern": "^[ -~]*$"}
+IdempotencyKey = Annotated[
+    str | None, Header(description="1 to 200 characters of printable ASCII.", json_schema_extra=KEY)
+]
 
 Answers = dict[int | str, dict[str, Any]]
 CONFLICT: Final[Answers] = {409: refusal("It is not as the request supposes; `code` says how it is.")}
@@ -33,7 +47,9 @@ def routes(auth: Auth, wired: Wired) -> Sequence[BaseRoute]:
 
 
 def _buyers(router: APIRouter, wired: Wired) -> APIRouter:
-    @router.post("/checkout/session", status_code=HTTPStatus.CREATED, responses=CONFLICT)
+    @router.post(
+        "/checkout/session", summary="Open a Checkout Session", status_code=HTTPStatus.CREATED, responses=CONFLICT
+    )
     async def open_checkout(
         who: Who, asked: wire.CheckoutRequest, idempotency_key: IdempotencyKey = None
     ) -> wire.CheckoutSession:
@@ -42,12 +58,12 @@ def _buyers(router: APIRouter, wired: Wired) -> APIRouter:
         opened = await checkout.open_session(wired(), who.user_id, asked.github_username, client_key=idempotency_key)
         return wire.CheckoutSession(id=opened.id, url=opened.url)
 
-    @router.get("/fulfillment")
+    @router.get("/fulfillment", summary="The caller's own purchases")
     async def list_purchases(who: Who) -> wire.Purchases:
         """The caller's own purchases, newest first."""
         return _purchases(await buyer.list_own(wired(), who.user_id))
 
-    @router.post("/fulfillment/requeue", responses=UNKNOWN | CONFLICT)
+    @router.post("/fulfillment/requeue", summary="Correct a username and deliver again", responses=UNKNOWN | CONFLICT)
     async def requeue(who: Who, asked: wire.RequeueRequest) -> wire.Purchases:
         """Correct a username, and have it delivered: all of the caller's purchases as they stand after that, or after
         25 seconds."""
@@ -57,12 +73,16 @@ def _buyers(router: APIRouter, wired: Wired) -> APIRouter:
 
 
 def _operators(router: APIRouter, wired: Wired) -> APIRouter:
-    @router.get("/admin/fulfillments/attention")
+    @router.get("/admin/fulfillments/attention", summary="What needs a person's look")
     async def list_attention(_: Who) -> wire.Attention:
         """What needs a person's look, newest attempt first; fifty at most, and no further page."""
         return wire.Attention(purchases=tuple(map(_in_sight, await operator.list_attention(wired()))))
 
-    @router.post("/admin/users/{user_id}/fulfillment/retrigger", responses=UNKNOWN | CONFLICT)
+    @router.post(
+        "/admin/users/{user_id}/fulfillment/retrigger",
+        summary="Send a user's purchases again",
+        responses=UNKNOWN | CONFLICT,
+    )
     async def retrigger(who: Who, user_id: UserId, asked: wire.RetriggerRequest) -> wire.RetriggerAnswer:
         """Set a user's purchases back to pending and flush. A closed gate stays closed: the answer says until when."""
         moved, report = await operator.retrigger_user(
@@ -81,7 +101,11 @@ def _operators(router: APIRouter, wired: Wired) -> APIRouter:
             flush=report and _flush(report),
         )
 
-    @router.post("/admin/purchases/{purchase_id}/link", responses=UNKNOWN | CONFLICT)
+    @router.post(
+        "/admin/purchases/{purchase_id}/link",
+        summary="Give an owner to a purchase without one",
+        responses=UNKNOWN | CONFLICT,
+    )
     async def link(who: Who, purchase_id: PurchaseId, asked: wire.LinkRequest) -> wire.PurchaseInSight:
         """Give a purchase that was recorded without an owner to a user. It grants nothing, and replaces no owner."""
         return _in_sight(

@@ -1,6 +1,7 @@
 """Before the money moves: is there somebody to invite? Then a Checkout Session, with the answer written on it."""
 
 import hashlib
+import json
 import re
 from typing import Final, assert_never
 
@@ -46,7 +47,7 @@ async def open_session(fulfillment: Fulfillment, user_id: str, handle: str | Non
         account_id=None if checked is None else checked.account_id,
         email=None if buyer is None else buyer.email,
         customer_id=None if buyer is None else buyer.stripe_customer_id,
-        idempotency_key=None if client_key is None else _own_key(user_id, client_key, checked),
+        idempotency_key=None if client_key is None else _own_key(user_id, client_key, checked, buyer),
     )
     match await fulfillment.outside.checkout.open(new):
         case Opened() as opened:
@@ -97,9 +98,11 @@ async def check(fulfillment: Fulfillment, handle: str) -> HandleKnown:
             assert_never(never)
 
 
-def _own_key(user_id: str, client_key: str, checked: HandleKnown | None) -> str:
-    """Ours, for one user's key is not another's. What the check could not verify is another request to the payments'
-    vendor than what it could: repeated while the check is away, it must open a Session and not be refused."""
+def _own_key(user_id: str, client_key: str, checked: HandleKnown | None, buyer: store.Person | None) -> str:
+    """Ours, for one user's key is not another's. What we add to the client's request is part of it: repeated while the
+    check is away, or when we have just been told of the buyer's address, the same request of theirs is another one to
+    the payments' vendor, and must open a Session and not be refused."""
     verified = checked is None or checked.account_id is not None
-    said = "\0".join((user_id, client_key, "verified" if verified else "unverified"))
+    known = (None, None) if buyer is None else (buyer.email, buyer.stripe_customer_id)
+    said = json.dumps((user_id, client_key, verified, *known))
     return f"checkout-{hashlib.sha256(said.encode()).hexdigest()}"

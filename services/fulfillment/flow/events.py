@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from schemas.stripe import ChargeEvent, CheckoutSession, FulfillmentMetadata, SessionEvent
 from services.fulfillment import store
-from services.fulfillment.flow.flush import CONFIG_PAUSE, SLICE, Fulfillment, Stopped
+from services.fulfillment.flow.flush import CONFIG_PAUSE, SLICE, Fulfillment
 from services.fulfillment.machine import (
     Charge,
     ChargeAnswer,
@@ -24,6 +24,7 @@ from services.fulfillment.machine import (
     SessionMisconfigured,
     SessionMissing,
     SessionTrouble,
+    TakenBack,
 )
 from services.kernel.claim import WORKER
 from services.kernel.deliveries import Delivery, Done, NotOurs, Parked, PutBack, Verdict
@@ -37,8 +38,9 @@ STRIPE_BACKOFF: Final = timedelta(seconds=30)
 STRIPE_BACKOFF_MAX: Final = timedelta(minutes=15)
 
 CLERK: Final = "clerk"
-TAKEN_BACK: Final = {"charge.refunded": "refunded", "charge.dispute.created": "disputed"}
-"""Events that may say that a payment is no longer ours, and the word kept with the purchase."""
+TAKEN_BACK: Final = {"charge.refunded": TakenBack.REFUNDED, "charge.dispute.created": TakenBack.DISPUTED}
+"""Events that may say that a payment is no longer ours, and how. Each is asked about that alone: a part refunded of a
+payment whose dispute a person has judged would otherwise bring the dispute up again."""
 
 
 async def handle(fulfillment: Fulfillment, batch: Sequence[Delivery]) -> Mapping[int, Verdict]:
@@ -57,8 +59,8 @@ async def handle(fulfillment: Fulfillment, batch: Sequence[Delivery]) -> Mapping
             verdicts[delivery.event_id], flushes = await said.take_in(delivery)
         if flushes:
             to_flush.add(delivery.event_id)
-    if to_flush and (await fulfillment.flush()).stopped is Stopped.STOPPING:
-        # Nothing else would flush what is left: purchases are not polled. Another process takes the events up.
+    if to_flush and (await fulfillment.flush()).is_cut_short:
+        # Nothing else would flush what is left: purchases are not polled. Whoever is there takes the events up again.
         return {event: PutBack() if event in to_flush else verdict for event, verdict in verdicts.items()}
     return verdicts
 
@@ -106,7 +108,7 @@ class _Batch:
                 assert_never(never)
 
     # ----------------------------------------------------------------------------------------- a payment was taken back
-    async def _charge(self, delivery: Delivery, charge_id: str, why: str) -> Verdict:
+    async def _charge(self, delivery: Delivery, charge_id: str, why: TakenBack) -> Verdict:
         if charge_id not in self._charges:
             self._charges[charge_id] = await self.fulfillment.outside.checkout.charge(charge_id)
         match self._charges[charge_id]:
@@ -114,7 +116,7 @@ class _Batch:
                 await self._stripe_answers()
                 if payment_id is None:
                     return NotOurs()  # no Checkout Session is paid without one
-                if not taken_back or await store.revoke_paid_by(self.fulfillment.db, payment_id, why):
+                if why not in taken_back or await store.revoke_paid_by(self.fulfillment.db, payment_id, why):
                     return Done()
                 return await self._unrecorded(delivery, payment_id, why)
             case ChargeMissing():
@@ -124,7 +126,7 @@ class _Batch:
             case never:
                 assert_never(never)
 
-    async def _unrecorded(self, delivery: Delivery, payment_id: str, why: str) -> Verdict:
+    async def _unrecorded(self, delivery: Delivery, payment_id: str, why: TakenBack) -> Verdict:
         """A payment taken back whose purchase nobody has recorded yet: its checkout event is still on its way, lost, or
         another slice's. Recorded and marked in one commit, there is no instant at which it could be claimed."""
         match await self.fulfillment.outside.checkout.session_of_payment(payment_id):

@@ -137,16 +137,24 @@ class Stopped(StrEnum):
 
 @dataclass(slots=True)
 class FlushReport:
-    """Counts, and no people in them. ``closed_until``: when the vendor's gate opens."""
+    """Counts, and no people in them. ``closed_until``: when the vendor's gate opens. ``passed_over``: somebody was
+    writing a purchase that is due, for longer than a lock is waited for."""
 
     stopped: Stopped = Stopped.DRAINED
     closed_until: datetime | None = None
+    passed_over: bool = False
     attempted: int = 0
     delivered: int = 0
     failed: int = 0
     put_back: int = 0
     mails_sent: int = 0
     mails_not_sent: int = 0
+
+    @property
+    def is_cut_short(self) -> bool:
+        """It left purchases for a reason that is ours alone. Nothing polls them: what caused the flush must cause
+        another."""
+        return self.passed_over or self.stopped in (Stopped.STOPPING, Stopped.LEASE_LOST)
 
     def counts(self) -> dict[str, int]:
         """The numbers alone."""
@@ -216,7 +224,7 @@ class Fulfillment:
         report = FlushReport()
         may_try_deferred = True
         while await self._may_claim(report):
-            purchase = await self._claim_oldest()
+            purchase = await self._claim_oldest(report)
             if purchase is None and may_try_deferred:
                 may_try_deferred = False
                 purchase = await store.claim_deferred(self.db)
@@ -229,7 +237,7 @@ class Fulfillment:
         log.info("fulfillment.flushed", stopped=report.stopped, **report.counts())
         return report
 
-    async def _claim_oldest(self) -> store.ClaimedPurchase | None:
+    async def _claim_oldest(self, report: FlushReport) -> store.ClaimedPurchase | None:
         for _ in range(PASSED_OVER_MAX):
             if (purchase := await store.claim_oldest(self.db)) is not None:
                 return purchase
@@ -237,7 +245,8 @@ class Fulfillment:
                 if not await store.wait_for_passed_over(self.db):
                     return None
             except Retryable:  # held for longer than a lock is waited for: the next trigger takes it
-                return None
+                break
+        report.passed_over = True
         return None
 
     async def _may_claim(self, report: FlushReport) -> bool:

@@ -91,7 +91,7 @@ async def retrigger_user(
     """
     word = _word(actor, reason, force=force)
     async with fulfillment.db.transaction() as tx:
-        stand = await store.list_states_of_user(tx, user_id, limit=OF_USER_MAX)
+        stand = await store.list_states_of_user(tx, user_id, named=purchase_id, limit=OF_USER_MAX)
         if not stand:
             raise Refusal("fulfillment_user_unknown")
         if purchase_id is None:

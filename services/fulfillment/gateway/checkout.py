@@ -21,6 +21,7 @@ from services.fulfillment.machine import (
     SessionMissing,
     SessionOpened,
     SessionTrouble,
+    TakenBack,
 )
 from services.kernel.errors import Retryable
 from services.kernel.gate import Gates, vendor
@@ -131,7 +132,7 @@ class StripeCheckout:
         return Fetched(listed[0] if isinstance(listed, list) else found)
 
     async def charge(self, charge_id: str) -> ChargeAnswer:
-        """Whether a charge's money is still ours."""
+        """Whether a charge's money is still ours, and how not."""
         found = await _asked(self._retrieve_charge(charge_id))
         if isinstance(found, Failure):
             return _not_found(found, ChargeMissing())
@@ -139,7 +140,8 @@ class StripeCheckout:
             charge = shapes.Charge.model_validate(found)
         except ValidationError:
             return ChargeMissing()
-        return Charge(charge.payment_intent, charge.refunded or charge.disputed)
+        said = {TakenBack.REFUNDED: charge.refunded, TakenBack.DISPUTED: charge.disputed}
+        return Charge(charge.payment_intent, frozenset(how for how, so in said.items() if so))
 
     @vendor("stripe", bound_s=STRIPE_BOUND_S)
     async def _create(self, params: Any, key: str | None) -> object:

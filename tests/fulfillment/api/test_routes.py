@@ -27,7 +27,8 @@ from services.sandbox.github.shapes import AccountType
 from services.sandbox.log import LoggedRequest, Vendor
 from tests.fixtures.database import ROOT, Clock, Connection
 from tests.fixtures.fulfillment import REPOSITORY, House
-from tests.fulfillment.api.conftest import BODY_BYTES_MAX, Shop, opened
+from tests.fixtures.shop import BODY_BYTES_MAX, Shop
+from tests.fulfillment.api.conftest import Open
 from tests.fulfillment.conftest import Purchases
 from tests.waiting import wait_until
 
@@ -105,18 +106,17 @@ async def test_what_is_no_username_is_refused_before_anybody_is_asked(shop: Shop
 
 @pytest.mark.promise("F59")
 @pytest.mark.parametrize("token", [True, False])
-async def test_the_check_is_made_with_the_token_or_not_at_all(selling: House, token: bool) -> None:
-    changes = {} if token else {"ROWCLAIM_FULFILLMENT_GITHUB_TOKEN": None}
-    async with opened(selling, changes) as shop:
+async def test_the_check_is_made_with_the_token_or_not_at_all(house: House, opened: Open, token: bool) -> None:
+    async with opened({} if token else {"ROWCLAIM_FULFILLMENT_GITHUB_TOKEN": None}) as shop:
         with structlog.testing.capture_logs() as logs:
             assert (await shop.buys("octocat")).status_code == 201
     lines = [line for line in logs if line["event"] == "fulfillment.handle.unverified"]
     if token:
-        (asked,) = selling.world.log.entries(Vendor.GITHUB)
+        (asked,) = house.world.log.entries(Vendor.GITHUB)
         assert asked.headers["authorization"].startswith("Bearer")
         assert lines == []
     else:
-        assert (looked_up(selling), [line["code"] for line in lines]) == ([], ["token_missing"])
+        assert (looked_up(house), [line["code"] for line in lines]) == ([], ["token_missing"])
 
 
 TROUBLE: Mapping[str, Reply] = {
@@ -164,8 +164,9 @@ async def test_a_repeated_checkout_is_the_same_session(shop: Shop) -> None:
     assert code_of(await shop.buys("octocat", idempotency_key="x" * 201), 400) == "idempotency_key_invalid"
 
 
-async def test_where_nothing_is_sold_a_checkout_says_so(house: House) -> None:
-    async with opened(house) as shop:
+async def test_where_nothing_is_sold_a_checkout_says_so(opened: Open) -> None:
+    what = ("PRICE", "SUCCESS_URL", "CANCEL_URL")
+    async with opened({f"ROWCLAIM_FULFILLMENT_CHECKOUT_{name}": None for name in what}) as shop:
         assert code_of(await shop.buys("octocat"), 503) == "checkout_unconfigured"
 
 
@@ -394,6 +395,9 @@ async def test_a_link_is_for_a_user_and_once(shop: Shop, purchases: Purchases) -
         assert code_of(await shop.links(purchase, **body), 422) == "request_invalid"
     assert code_of(await shop.links(999_999, userId="user_1"), 404) == "fulfillment_purchase_unknown"
     assert code_of(await shop.links(2**63, userId="user_1"), 422) == "request_invalid"
+    for written in (f"{purchase}.0", f"{purchase}_0", f"0_{purchase}", f"+{purchase}", f"%20{purchase}"):
+        answer = await shop.post(f"/admin/purchases/{written}/link", {"userId": "user_1"}, user="a", role="admin")
+        assert code_of(answer, 422) == "request_invalid", written
     assert (await purchases.row(purchase))["user_id"] is None
     for _ in range(2):
         assert (await shop.links(purchase, userId="user_1")).status_code == 200
@@ -464,13 +468,15 @@ async def test_a_correction_that_is_not_as_described_is_refused(shop: Shop, body
     assert code_of(await shop.post("/fulfillment/requeue", body), 422) == "request_invalid"
 
 
-async def test_a_process_that_stops_waits_for_the_attempt_in_hand(selling: House, purchases: Purchases) -> None:
+async def test_a_process_that_stops_waits_for_the_attempt_in_hand(
+    house: House, opened: Open, purchases: Purchases
+) -> None:
     """Its caller is gone, its clients and pools are not."""
     purchase = await failed(purchases)
-    selling.world.faults.add(Fault(Vendor.GITHUB, Act.LATE, method="PUT", delay_ms=1000))
-    async with opened(selling) as shop:
+    house.world.faults.add(Fault(Vendor.GITHUB, Act.LATE, method="PUT", delay_ms=1000))
+    async with opened({}) as shop:
         asked = asyncio.create_task(shop.corrects(purchase, "octocat"))
-        await wait_until(lambda: selling.calls(), within_s=20, what="the invitation is under way")
+        await wait_until(lambda: house.calls(), within_s=20, what="the invitation is under way")
         asked.cancel()
         await asyncio.wait({asked})
     assert (await purchases.row(purchase))["fulfillment_state"] == DELIVERED

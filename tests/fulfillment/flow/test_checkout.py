@@ -143,6 +143,27 @@ async def test_the_idempotency_key_is_the_users_own(start: Start) -> None:
     assert await key("user_1", None) is None
 
 
+async def test_a_repetition_after_the_buyer_became_known_opens_a_session(start: Start, owner: Connection) -> None:
+    """What we have learnt of them meanwhile is on the request: to the payments' vendor it is not the same one."""
+    process = await start()
+    keys = []
+    for email, customer in ((None, None), ("a@example.com", None), ("a@example.com", "cus_1"), (None, "cus_1")):
+        await owner.execute(
+            "insert into users (user_id, email, stripe_customer_id, clerk_updated_at, clerk_event_at, created_at,"
+            " updated_at) values ('user_1', $1, $2, now(), now(), now(), now())"
+            " on conflict (user_id) do update set email = excluded.email,"
+            " stripe_customer_id = excluded.stripe_customer_id",
+            email,
+            customer,
+        )
+        for _ in range(2):
+            await buys(process, key="a key")
+        first, again = process.sessions.opened[-2:]
+        assert first == again
+        keys.append(first.idempotency_key)
+    assert len(set(keys)) == 4
+
+
 @pytest.mark.parametrize("key", ["", "x" * 201, "tab\t", "é", "line\n"])
 async def test_a_key_is_printable_and_short_or_refused_before_anybody_is_asked(start: Start, key: str) -> None:
     process = await start()

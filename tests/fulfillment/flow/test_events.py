@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.fulfillment import store
 from services.fulfillment.consumer import FulfillmentSettings
 from services.fulfillment.flow import events
 from services.fulfillment.flow.invitations import check_invitations
@@ -17,6 +18,7 @@ from services.fulfillment.machine import (
     FulfillmentState,
     SessionMisconfigured,
     SessionTrouble,
+    TakenBack,
 )
 from services.ingress.store import Arrival, arrive
 from services.kernel.deliveries import Delivery, DeliveryWorker, Done, NotOurs, Parked, PutBack, Verdict
@@ -29,7 +31,7 @@ from tests.fulfillment.vendor import Says
 PENDING, IN_PROGRESS, DELIVERED, FAILED = (state.value for state in FulfillmentState)
 COMPLETED, SUCCEEDED = "checkout.session.completed", "checkout.session.async_payment_succeeded"
 REFUNDED, DISPUTED = "charge.refunded", "charge.dispute.created"
-BACK, OURS = Charge("pi_1", taken_back=True), Charge("pi_1", taken_back=False)
+BACK, OURS = Charge("pi_1", frozenset(TakenBack)), Charge("pi_1", frozenset())
 
 
 def event(session_id: str, *, kind: str = COMPLETED, event_id: int = 1, attempt: int = 1, **embedded: Any) -> Delivery:
@@ -247,18 +249,46 @@ async def test_an_attempt_in_hand_is_finished_and_its_purchase_listed(
     assert await owner.fetchval("select why from desk.fulfillment_attention") == "refunded"
 
 
-async def test_the_first_instant_and_its_word_are_kept(start: Start, purchases: Purchases, clock: Clock) -> None:
+@pytest.mark.parametrize("order", [(DISPUTED, REFUNDED), (REFUNDED, DISPUTED), (REFUNDED, REFUNDED)])
+async def test_the_first_instant_is_kept_and_the_word_that_is_final(
+    start: Start, purchases: Purchases, clock: Clock, order: tuple[str, str]
+) -> None:
+    """A dispute can be won; a person who judges that must see that the money went back all the same."""
     purchase = await purchases.add(
         "octocat", stripe_payment_id="pi_1", fulfillment_state=FAILED, fulfillment_last_error="no"
     )
     process = await start()
     process.sessions.charges["ch_1"] = BACK
-    await handled(process, about_charge(DISPUTED))
+    await handled(process, about_charge(order[0]))
     first = await purchases.row(purchase)
+    assert first["revoked_why"] == events.TAKEN_BACK[order[0]]
     await clock.shift(timedelta(days=3))
-    await handled(process, about_charge(DISPUTED, event_id=10), about_charge(REFUNDED))
+    await handled(process, about_charge(order[1]), about_charge(DISPUTED, event_id=10))
     again = await purchases.row(purchase)
-    assert (again["revoked_at"], again["revoked_why"]) == (first["revoked_at"], "disputed")
+    assert (again["revoked_at"], again["revoked_why"]) == (first["revoked_at"], "refunded")
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "why"),
+    [
+        (REFUNDED, TakenBack.DISPUTED, None),
+        (DISPUTED, TakenBack.REFUNDED, None),
+        (REFUNDED, TakenBack.REFUNDED, "refunded"),
+        (DISPUTED, TakenBack.DISPUTED, "disputed"),
+    ],
+)
+@pytest.mark.parametrize("recorded", [True, False])
+async def test_an_event_says_what_it_is_about_and_no_more(
+    start: Start, purchases: Purchases, owner: Connection, kind: str, how: TakenBack, why: str | None, recorded: bool
+) -> None:
+    """A part goes back of a payment whose dispute was won, and which a person has reinstated: it stays so."""
+    process = await start()
+    process.sessions.put("cs_test_1", payment_intent="pi_1")
+    process.sessions.charges["ch_1"], process.sessions.paid_in["pi_1"] = Charge("pi_1", frozenset({how})), "cs_test_1"
+    if recorded:
+        await purchases.add("octocat", stripe_session_id="cs_test_1", stripe_payment_id="pi_1")
+    assert await handled(process, about_charge(kind)) == [Done()]
+    assert await owner.fetchval("select revoked_why from purchases") == why
 
 
 async def test_a_purchase_recorded_before_payments_were_kept_is_found_by_its_session(
@@ -299,7 +329,7 @@ async def test_a_charge_of_no_session_of_ours_is_anothers_or_shown(
 
 async def test_a_charge_without_a_payment_is_no_checkouts(start: Start) -> None:
     process = await start()
-    process.sessions.charges["ch_1"] = Charge(None, taken_back=True)
+    process.sessions.charges["ch_1"] = Charge(None, frozenset(TakenBack))
     assert await handled(process, about_charge()) == [NotOurs()]
 
 
@@ -585,6 +615,41 @@ async def test_an_event_is_done_only_after_its_flush_returned(
     process.vendor.before = before
     await worker.step()
     assert (seen, await owner.fetchval("select state from webhook_deliveries")) == (["in_progress"], "done")
+
+
+async def test_an_event_comes_again_when_its_flush_lost_its_row_and_stopped(
+    start: Start, purchases: Purchases, owner: Connection
+) -> None:
+    """A person took the first away and their process died, or the answer to its outcome's commit was lost: the second
+    is nobody's fault, and nobody else's to flush."""
+    process = await start()
+    for session_id, handle in (("cs_test_1", "first"), ("cs_test_2", "second")):
+        process.sessions.put(session_id, metadata={"rowclaim_slice": "fulfillment", "github_username": handle})
+
+    async def before(handle: str) -> None:
+        await store.requeue(process.fulfillment.db, 1, force=True)
+
+    process.vendor.before = before
+    batch = [event("cs_test_1"), event("cs_test_2", event_id=2)]
+    assert await handled(process, *batch) == [PutBack(), PutBack()]
+    assert await purchases.states() == [PENDING, PENDING]
+    process.vendor.before = None
+    assert await handled(process, *batch) == [Done(), Done()]
+    assert await purchases.states() == [DELIVERED, DELIVERED]
+
+
+async def test_an_event_comes_again_while_somebody_writes_its_purchase(
+    start: Start, purchases: Purchases, connect: Connect
+) -> None:
+    """For longer than a lock is waited for: who writes there need not flush."""
+    process, desk = await start(), await connect("rowclaim_fulfillment")
+    purchase = await purchases.add()
+    async with desk.transaction() as tx:
+        assert await store.link(tx, purchase, "user_1")
+        assert await handled(process, from_clerk("user.updated")) == [PutBack()]
+    assert process.vendor.calls == []
+    assert await handled(process, from_clerk("user.updated")) == [Done()]
+    assert await purchases.states() == [DELIVERED]
 
 
 async def test_a_process_that_stops_gives_its_events_back(start: Start, purchases: Purchases) -> None:

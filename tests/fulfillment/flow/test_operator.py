@@ -12,7 +12,7 @@ import pytest
 
 from services.fulfillment.flow import buyer, operator
 from services.fulfillment.flow.flush import FlushReport, Stopped
-from services.fulfillment.flow.operator import Moved, link, list_attention, retrigger, retrigger_user
+from services.fulfillment.flow.operator import OF_USER_MAX, Moved, link, list_attention, retrigger, retrigger_user
 from services.fulfillment.machine import FulfillmentState
 from services.kernel.errors import Refusal
 from tests.fixtures.database import Clock, Connection
@@ -260,6 +260,18 @@ async def test_every_purchase_of_the_user_that_may_be_is_sent_again_and_no_other
     assert [(await purchases.row(one))["fulfillment_state"] for one in others] == [FAILED, FAILED]
 
 
+async def test_a_user_of_many_purchases_hides_none_that_may_be_sent(start: Start, purchases: Purchases) -> None:
+    for _ in range(OF_USER_MAX):
+        await purchases.in_state(DELIVERED, user_id="user_1")
+    await purchases.in_state(FAILED, user_id="user_1", revoked_at=await purchases.now())
+    failed, named = [await purchases.in_state(state, user_id="user_1") for state in (FAILED, DELIVERED)]
+    process = await start()
+    moved, _ = await again_for(process, "user_1")
+    assert moved == [Moved(failed, FulfillmentState.FAILED, FulfillmentState.DELIVERED)]
+    moved, _ = await again_for(process, "user_1", named, force=True, reason="mail never came")
+    assert moved == [Moved(named, FulfillmentState.DELIVERED, FulfillmentState.DELIVERED)]
+
+
 async def test_only_the_users_own_purchases_are_there_to_be_named(start: Start, purchases: Purchases) -> None:
     others = await purchases.in_state(FAILED, user_id="user_2")
     await purchases.in_state(FAILED, user_id="user_1")
@@ -374,6 +386,29 @@ async def test_the_list_is_the_fifty_newest_attempts_with_their_beginnings(start
     newest = sorted(begun, key=lambda one: begun[one], reverse=True)[:50]
     assert [(one.id, one.attempted_at) for one in listed] == [(one, begun[one]) for one in newest]
     assert never not in {one.id for one in listed}, "what was never attempted stands behind every attempt"
+
+
+@pytest.mark.promise("F14")
+@pytest.mark.parametrize("says", [Says.YES, Says.NO, Says.TROUBLE])
+async def test_the_start_is_the_claims_and_neither_an_outcome_nor_a_person_moves_it(
+    start: Start, purchases: Purchases, clock: Clock, says: Says
+) -> None:
+    """The clock goes on while the vendor is asked, and behind a closed gate a re-trigger stays without an attempt."""
+    purchase = await purchases.add(user_id="user_1")
+    process = await start()
+    process.vendor.say("octocat", says)
+    begun: list[object] = []
+
+    async def before(_: str) -> None:
+        begun.append((await purchases.row(purchase))["fulfillment_attempted_at"])
+        await clock.shift(timedelta(hours=1))
+
+    process.vendor.before = before
+    await process.fulfillment.flush()
+    assert [(await purchases.row(purchase))["fulfillment_attempted_at"]] == begun
+    await process.gates.close(process.fulfillment.outside.inviter.gate, timedelta(minutes=5), "by hand", "op")
+    assert (await again(process, purchase, force=True, reason="again")).after == PENDING
+    assert [(await purchases.row(purchase))["fulfillment_attempted_at"]] == begun
 
 
 async def test_the_start_that_is_shown_is_the_claims(start: Start, purchases: Purchases, clock: Clock) -> None:

@@ -23,6 +23,7 @@ from services.fulfillment.machine import (
     SessionMissing,
     SessionOpened,
     SessionTrouble,
+    TakenBack,
 )
 from services.kernel.errors import Retryable
 from services.kernel.gate import Gates
@@ -31,6 +32,7 @@ from services.sandbox.faults import Act, Fault, Moment
 from services.sandbox.log import Vendor
 from services.sandbox.stripe.api import DEFAULT_KEY
 from services.sandbox.stripe.buyer import Payment
+from services.sandbox.stripe.resources.prices import DEFAULT_PRICE
 from services.sandbox.wire import (
     AddFault,
     CompleteSession,
@@ -63,13 +65,10 @@ def new(**fields: Any) -> NewSession:
 
 @pytest.fixture
 async def shop(urls: Urls, world: World) -> AsyncIterator[StripeCheckout]:
-    """A shop with one price, at the sandbox."""
+    """A shop at the sandbox, with what there is to sell."""
     async with http_client() as http:
+        sale = Sale(DEFAULT_PRICE, SALE.success_url, SALE.cancel_url)
         client = stripe_client(DEFAULT_KEY, http, api_url=urls.stripe)
-        price = await client.v1.prices.create_async(
-            {"currency": "usd", "unit_amount": 4900, "product_data": {"name": "Course materials"}}
-        )
-        sale = Sale(price.id, SALE.success_url, SALE.cancel_url)
         yield StripeCheckout(client, Gates(OpenGates()), sale)
 
 
@@ -291,14 +290,14 @@ async def test_a_charge_is_taken_back_by_a_whole_refund_or_a_dispute(
         return opened.id, intent["id"], intent["latest_charge"]
 
     session_id, payment_id, charge_id = await paid()
-    assert await shop.charge(charge_id) == Charge(payment_id, taken_back=False)
+    assert await shop.charge(charge_id) == Charge(payment_id, frozenset())
     await control.do(RefundCharge(session_id, 4899))
-    assert await shop.charge(charge_id) == Charge(payment_id, taken_back=False)
+    assert await shop.charge(charge_id) == Charge(payment_id, frozenset())
     await control.do(RefundCharge(session_id))
-    assert await shop.charge(charge_id) == Charge(payment_id, taken_back=True)
+    assert await shop.charge(charge_id) == Charge(payment_id, frozenset({TakenBack.REFUNDED}))
     other_session, other_payment, other_charge = await paid()
     await control.do(DisputeCharge(other_session))
-    assert await shop.charge(other_charge) == Charge(other_payment, taken_back=True)
+    assert await shop.charge(other_charge) == Charge(other_payment, frozenset({TakenBack.DISPUTED}))
     assert await shop.charge("ch_none") == ChargeMissing()
 
     for wanted, by in ((session_id, payment_id), (other_session, other_payment)):
@@ -316,11 +315,11 @@ CHARGE: Final = {"object": "charge", "id": "ch_1", "payment_intent": "pi_1", "re
 @pytest.mark.parametrize(
     ("answer", "meant"),
     [
-        (httpx.Response(200, json=CHARGE), Charge("pi_1", taken_back=False)),
-        (httpx.Response(200, json=CHARGE | {"refunded": True}), Charge("pi_1", taken_back=True)),
-        (httpx.Response(200, json=CHARGE | {"disputed": True}), Charge("pi_1", taken_back=True)),
-        (httpx.Response(200, json=CHARGE | {"payment_intent": None}), Charge(None, taken_back=False)),
-        (httpx.Response(200, json=CHARGE | {"payment_intent": {"id": "pi_2"}}), Charge("pi_2", taken_back=False)),
+        (httpx.Response(200, json=CHARGE), Charge("pi_1", frozenset())),
+        (httpx.Response(200, json=CHARGE | {"refunded": True}), Charge("pi_1", frozenset({TakenBack.REFUNDED}))),
+        (httpx.Response(200, json=CHARGE | {"disputed": True}), Charge("pi_1", frozenset({TakenBack.DISPUTED}))),
+        (httpx.Response(200, json=CHARGE | {"payment_intent": None}), Charge(None, frozenset())),
+        (httpx.Response(200, json=CHARGE | {"payment_intent": {"id": "pi_2"}}), Charge("pi_2", frozenset())),
         (httpx.Response(200, json={"object": "charge", "id": "ch_1", "refunded": True}), ChargeMissing()),
         (httpx.Response(200, json=CHARGE | {"object": "refund"}), ChargeMissing()),
         (httpx.Response(200, json=[]), ChargeMissing()),
