@@ -286,43 +286,6 @@ async def test_nothing_is_pending_where_a_claim_could_find_nothing(connect: Conn
     assert await store.anything_pending(db) is True
 
 
-async def test_a_flush_waits_for_no_row_but_one_that_is_due(connect: Connect, purchases: Purchases) -> None:
-    db, now = await connect(ROLE), await purchases.now()
-    await purchases.in_state("delivered")
-    await purchases.add(revoked_at=now)
-    await purchases.add(next_attempt_at=now + timedelta(hours=1))
-    assert not await store.wait_for_passed_over(db)
-    await purchases.add(next_attempt_at=now)
-    assert await store.wait_for_passed_over(db)
-
-
-async def test_what_somebody_is_just_writing_is_waited_for_and_not_passed_over(
-    connect: Connect, purchases: Purchases
-) -> None:
-    db, desk = await connect(ROLE), await connect(ROLE)
-    purchase = await purchases.add(user_id=None)
-    async with desk.transaction() as tx:
-        assert await store.link(tx, purchase, "user_1")
-        assert await store.claim_oldest(db) is None
-        waiting = asyncio.create_task(store.wait_for_passed_over(db))
-        await wait_until(
-            lambda: desk.value("select count(*) from pg_locks where not granted"), within_s=10, what="it waits"
-        )
-    assert await waiting
-    claimed = await store.claim_oldest(db)
-    assert claimed is not None
-    assert claimed.id == purchase
-
-
-async def test_a_row_held_for_longer_than_a_lock_is_waited_for_is_left(connect: Connect, purchases: Purchases) -> None:
-    db, desk = await connect(ROLE), await connect(ROLE)
-    purchase = await purchases.add(user_id=None)
-    async with desk.transaction() as tx:
-        assert await store.link(tx, purchase, "user_1")
-        with pytest.raises(Retryable, match="database_busy"):
-            await store.wait_for_passed_over(db)
-
-
 # ------------------------------------------------------------------------------------------------------- the outcomes
 Outcome = Callable[[Database, store.ClaimedPurchase], Awaitable[bool]]
 OUTCOMES: dict[str, Outcome] = {

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from services.fulfillment.consumer import SERVICE, open_fulfillment
-from services.fulfillment.flow.buyer import requeue
 from services.fulfillment.flow.events import handle
 from services.fulfillment.flow.flush import Fulfillment, Stopped
 from services.fulfillment.flow.invitations import check_invitations
@@ -613,33 +612,3 @@ async def test_logs_and_pages_name_nobody(story: Story, capsys: pytest.CaptureFi
         assert "very-private-login" not in text
         assert "@example.com" not in text
     assert "very-private-login" in await story.owner.fetchval("select fulfillment_last_error from purchases")
-
-
-@pytest.mark.promise("F83", "F84")
-async def test_an_invitation_that_ran_out_is_seen_and_sent_anew(story: Story, clock: Clock) -> None:
-    """Nobody accepts for eight days. The daily look notices, the buyer asks again under the same name."""
-    await story.sells("ada")
-    await story.sells("grace")
-    await story.hears()
-    github = story.house.world.github
-    github.accept(REPOSITORY, "grace")
-    for days, listed in ((6, []), (2, ["invitation_expired"])):
-        await clock.shift(timedelta(days=days))
-        await story.control.do(AdvanceClock(days * 86400))
-        await check_invitations(story.fulfillment)
-        desk = await story.owner.fetch("select why, since from desk.fulfillment_attention")
-        assert [row["why"] for row in desk] == listed
-    rows = {row["github_handle"]: row for row in await story.owner.fetch("select * from purchases")}
-    assert desk[0]["since"] == rows["ada"]["invited_at"] + timedelta(days=7)
-    assert rows["grace"]["accepted_at"] is not None
-
-    asked = len(story.house.world.log.entries(Vendor.GITHUB))
-    answered = await requeue(story.fulfillment, "user_1", rows["ada"]["id"], "ada")
-    assert [purchase.state for purchase in answered] == [DELIVERED, DELIVERED]
-    entries = story.house.world.log.entries(Vendor.GITHUB)[asked:]
-    assert [entry.method for entry in entries if entry.method != "GET"] == ["DELETE", "PUT"]
-    assert story.house.invited() == ["ada", "grace", "ada"]
-    (invitation,) = github.repository(REPOSITORY).invitations.values()
-    row = await story.owner.fetchrow("select * from purchases where github_handle = 'ada'")
-    assert (row["invitation_id"], row["invitation_expired_at"]) == (invitation.id, None)
-    assert await story.owner.fetchval("select count(*) from desk.fulfillment_attention") == 0
