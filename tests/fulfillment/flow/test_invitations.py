@@ -284,7 +284,6 @@ async def test_a_fault_of_ours_closes_the_gate_and_pages(desk: Desk, purchases: 
 
 
 # ---------------------------------------------------------------------------------------------------- and what follows
-@pytest.mark.promise("F84")
 async def test_sent_again_a_dead_invitation_is_replaced_and_a_new_week_begins(desk: Desk, purchases: Purchases) -> None:
     purchase = await invited(purchases, "old")
     desk.vendor.says = {"old": Expired()}
