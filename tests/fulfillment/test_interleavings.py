@@ -541,14 +541,18 @@ BROKEN: Final = {
     "an outcome compares no token": (OUTCOMES, "and claim_token = $2", ""),
     "a requeue takes whatever is there": (("REQUEUE",), "or $2)", "or $2 or true)"),
     "a requeue takes no new token": (("REQUEUE",), "claim_token = claim_token + 1", "claim_token = claim_token"),
-    "a correction compares no token": (("CORRECT",), "and claim_token = $3", "and $3::bigint is not null"),
+    "a correction compares neither token nor username": (
+        ("CORRECT",),
+        "and claim_token = $3 and revoked_at is null\n  and github_handle is not distinct from $6",
+        "and $3::bigint is not null and revoked_at is null and ($6::text is null or true)",
+    ),
     "a link replaces an owner": (("LINK",), "(user_id is null or user_id = $2)", "true"),
 }
 
 
 def can_tell(broken: str) -> Callable[[Scenario], bool]:
     """The scenarios in which it could be noticed at all; nearly always, all of them."""
-    if broken == "a correction compares no token":
+    if broken == "a correction compares neither token nor username":
         return lambda scenario: scenario.state == "refused" and scenario.acts.count("requeue") > 1
     return lambda scenario: True
 
