@@ -7,7 +7,7 @@ WORKERS ?= 2
 .DEFAULT_GOAL := help
 .PHONY: help demo up test check bench crash mutate promises stack-test setup-embedded setup-dev
 
-# What runs on Apache Kafka too: all journeys, and every test whose broker may be either.
+# What runs on Apache Kafka too: all journeys, every test whose broker may be either, and the engines' own tests.
 STACK_TESTS := tests/journeys $(wildcard tests/stack/test_kafka_*.py) tests/test_main.py \
 	$(addprefix tests/operations/,test_subscribing_on_a_broker.py test_subscribers.py test_consuming.py \
 	test_migrating.py test_doctor.py)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode
 
+from schemas import fulfillment
 from schemas.compatibility import Border, breaks
 from schemas.triggers import TOPICS, Topic
 
@@ -44,7 +45,20 @@ class Published:
         }
 
 
-PUBLISHED: Final = tuple(Published(topic.name, topic.message, Border.TOPIC) for topic in TOPICS)
+BODIES: Final = (
+    Published("fulfillment.checkout.request", fulfillment.CheckoutRequest, Border.REQUEST),
+    Published("fulfillment.checkout.response", fulfillment.CheckoutSession, Border.RESPONSE),
+    Published("fulfillment.purchases.response", fulfillment.Purchases, Border.RESPONSE),
+    Published("fulfillment.requeue.request", fulfillment.RequeueRequest, Border.REQUEST),
+    Published("fulfillment.retrigger.request", fulfillment.RetriggerRequest, Border.REQUEST),
+    Published("fulfillment.retrigger.response", fulfillment.RetriggerAnswer, Border.RESPONSE),
+    Published("fulfillment.link.request", fulfillment.LinkRequest, Border.REQUEST),
+    Published("fulfillment.link.response", fulfillment.PurchaseInSight, Border.RESPONSE),
+    Published("fulfillment.attention.response", fulfillment.Attention, Border.RESPONSE),
+)
+"""HTTP bodies."""
+
+PUBLISHED: Final = (*(Published(topic.name, topic.message, Border.TOPIC) for topic in TOPICS), *BODIES)
 
 
 def render() -> dict[str, str]:

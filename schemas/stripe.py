@@ -6,20 +6,11 @@ is a ``ValidationError``, which parks the event instead of guessing.
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from schemas.text import Text
 
 BIGINT_MAX = 2**63 - 1
-
-
-def _storable(text: str) -> str:
-    """JSON can say what PostgreSQL's text cannot hold: a NUL, half a surrogate pair."""
-    if "\0" in text:
-        raise ValueError("holds a NUL")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError("is no Unicode text") from None
-    return text
 
 
 def _none_if_empty(value: object) -> object:
@@ -27,9 +18,18 @@ def _none_if_empty(value: object) -> object:
     return None if value == "" else value
 
 
-Text = Annotated[str, AfterValidator(_storable)]
 OptionalText = Annotated[Text | None, BeforeValidator(_none_if_empty)]
+
+
+def _id_of(value: object) -> object:
+    """A reference is an id, or the whole object where somebody asked for it to be expanded."""
+    return value.get("id") if isinstance(value, dict) else value
+
+
 SessionId = Annotated[str, Field(pattern=r"^cs_[A-Za-z0-9_]{1,250}$")]
+PaymentId = Annotated[str, Field(pattern=r"^pi_[A-Za-z0-9_]{1,250}$"), BeforeValidator(_id_of)]
+ChargeId = Annotated[str, Field(pattern=r"^(ch|py)_[A-Za-z0-9_]{1,250}$"), BeforeValidator(_id_of)]
+"""A payment by bank debit is called ``py_``."""
 
 
 class StripeModel(BaseModel):
@@ -57,6 +57,51 @@ class SessionEvent(StripeModel):
     data: SessionEventData
 
 
+class ChargeReference(StripeModel):
+    """A charge that something happened to."""
+
+    object: Literal["charge"]
+    id: ChargeId
+
+
+class DisputeReference(StripeModel):
+    """A dispute, as far as it says about which charge."""
+
+    object: Literal["dispute"]
+    charge: ChargeId
+
+
+class ChargeEventData(StripeModel):
+    """An event's envelope around a charge or a dispute."""
+
+    object: Annotated[ChargeReference | DisputeReference, Field(discriminator="object")]
+
+
+class ChargeEvent(StripeModel):
+    """A ``charge.refunded`` or ``charge.dispute.*`` event, as far as it is believed: which charge to look at."""
+
+    data: ChargeEventData
+
+    @property
+    def charge_id(self) -> str:
+        """The charge to fetch."""
+        about = self.data.object
+        return about.id if isinstance(about, ChargeReference) else about.charge
+
+
+class Charge(StripeModel):
+    """A charge as the API returns it now."""
+
+    object: Literal["charge"]
+    id: ChargeId
+    payment_intent: PaymentId | None = None
+    """None: it was made without one, so by no Checkout Session."""
+    refunded: bool
+    """Wholly; a partial refund leaves it false."""
+    disputed: bool
+    """Its bank asked for the money back; a dispute that was won leaves it true."""
+
+
 class CustomerDetails(StripeModel):
     """What the buyer typed on Stripe's page."""
 
@@ -76,6 +121,8 @@ class CheckoutSession(StripeModel):
     customer_email: OptionalText = None
     amount_total: Annotated[int, Field(ge=0, le=BIGINT_MAX)] | None = None
     currency: OptionalText = None
+    payment_intent: PaymentId | None = None
+    """None: not paid yet, or nothing to pay."""
 
     @property
     def rowclaim_slice(self) -> str | None:
@@ -86,6 +133,15 @@ class CheckoutSession(StripeModel):
     def email(self) -> str | None:
         """Where the buyer is reached."""
         return (self.customer_details.email if self.customer_details else None) or self.customer_email
+
+
+class NewCheckoutSession(StripeModel):
+    """A Checkout Session that was just opened."""
+
+    object: Literal["checkout.session"]
+    id: SessionId
+    url: Annotated[str, Field(pattern=r"^https?://[!-~]{1,5000}$")]
+    """Where the buyer pays."""
 
 
 class FulfillmentMetadata(StripeModel):

@@ -14,11 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from services.__main__ import discover, page_sender
-from services.kernel.pager import LogSender
+from services.__main__ import discover, issuer_keys, page_sender
+from services.kernel.gate import VENDORS
+from services.operations.paging import LogSender
 from services.operations.process import Process
 from services.operations.terminal import Terminal
 from services.sandbox.embedded.process import free_port
+from services.vendors.jwks import Jwks
 from services.vendors.pagerduty import PagerDuty
 from tests.fixtures.brokers import BrokerServer, settings_of
 from tests.fixtures.database import DatabaseUrl
@@ -102,6 +104,29 @@ async def test_pages_go_to_pagerduty_where_a_key_is_set(database_url: DatabaseUr
         assert type(await page_sender(process)) is kind
 
 
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ({"AUTH_ISSUER": "https://issuer.example"}, "https://issuer.example/.well-known/jwks.json"),
+        ({"AUTH_ISSUER": "https://issuer.example/"}, "https://issuer.example/.well-known/jwks.json"),
+        ({"AUTH_ISSUER": "https://issuer.example", "AUTH_JWKS_URL": "https://keys.example/"}, "https://keys.example/"),
+    ],
+)
+async def test_keys_come_from_the_issuer_or_from_where_the_setting_says(
+    database_url: DatabaseUrl, given: dict[str, str], url: str
+) -> None:
+    terminal = Terminal(discover(), page_sender, environ(database_url, **given), issuer_keys)
+    services = terminal.chosen("ingress", lambda service: service.routes)
+    async with Process.open("toy", services, terminal.load(services), page_sender) as process:
+        keys = await issuer_keys(process)
+        assert isinstance(keys, Jwks)
+        assert keys._url == url
+
+
+def test_every_vendor_that_a_gate_can_hold_is_known_to_the_command_line() -> None:
+    assert {"github", "jwks", "pagerduty", "smtp", "stripe"} <= VENDORS
+
+
 def test_a_command_line_without_settings_tells_what_is_missing() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("ROWCLAIM_")}
     done = rowclaim("migrate", env=env)
@@ -149,7 +174,7 @@ async def test_a_consuming_process_joins_works_and_stops(
         await wait_until(planned, within_s=15, what="the job that is due is done")
         process.send_signal(signal.SIGTERM)
         assert await ended(process) == 0
-    assert await owner.fetchval("select count(*) from webhook_subscriptions where consumer = 'fulfillment'") == 2
+    assert await owner.fetchval("select count(*) from webhook_subscriptions where consumer = 'fulfillment'") == 6
     assert lines(tmp_path / "log")[-1]["event"] == "process.stopped"
 
 

@@ -223,4 +223,4 @@ def test_the_documents_number_every_promise_without_a_gap() -> None:
 def test_those_due_are_promises_of_ours() -> None:
     known = [promise_id for document in promises.read_documents(promises.ROOT) for promise_id in document.promises]
     due = promises.expand(promises.due(promises.ROOT), known)
-    assert len(due) == 48
+    assert len(due) == 89

@@ -150,6 +150,8 @@ class HandleUnverified:
     code: str
     our_fault: bool = False
     """Our token is refused: an operator must know."""
+    pause: Pause | None = None
+    """It refused, and said so about everybody: nobody else should call it either."""
 
 
 HandleAnswer = HandleKnown | HandleUnknown | HandleUnverified
@@ -245,12 +247,21 @@ class KeyReused:
 SessionOpened = Opened | KeyReused | SessionTrouble | SessionMisconfigured
 
 
+class TakenBack(StrEnum):
+    """How a payment ceased to be ours; the word kept with its purchase."""
+
+    REFUNDED = "refunded"
+    """Wholly, and for good."""
+    DISPUTED = "disputed"
+    """Once. A dispute that was won does not undo it: that is a person's to judge."""
+
+
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A charge as it is now. ``taken_back``: wholly refunded, or disputed."""
+    """A charge as it is now."""
 
     payment_id: str | None
-    taken_back: bool
+    taken_back: frozenset[TakenBack]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,17 @@ from pydantic_settings import SettingsConfigDict
 from starlette.routing import BaseRoute
 
 from services.ingress.api.commands import make_commands
-from services.ingress.api.webhooks import routes
+from services.ingress.api.webhooks import described, routes
+from services.ingress.flow.backfill import History
 from services.ingress.flow.intake import Intake, Outside, Verifier
 from services.ingress.gateway.clerk import ClerkVerifier, is_key
+from services.ingress.gateway.history import open_history
 from services.ingress.gateway.proof import TOLERANCE_S_MAX
 from services.ingress.gateway.stripe import StripeVerifier
 from services.ingress.machine import Source
+from services.kernel.auth import Auth
 from services.kernel.deliveries import DELIVERIES
+from services.kernel.errors import Stop
 from services.kernel.inbox import make_partitions, weeks_ahead
 from services.kernel.jobs import Job, weekly
 from services.kernel.service import Consumption, Runtime, Service
@@ -42,6 +46,10 @@ class IngressSettings(SliceSettings):
     """How old, or how far ahead, a signature may be. Nothing switches the check off."""
     body_bytes_max: Annotated[int, Field(ge=1024, le=16 * 1024 * 1024)] = 1024 * 1024
     """Stripe's largest events are some hundred kilobytes."""
+    stripe_api_key: SecretStr | None = None
+    """Lists Stripe's events for `rowclaim backfill`, and is needed for nothing else; a restricted key will do."""
+    stripe_api_url: str | None = None
+    """Unset: Stripe's own."""
 
     @field_validator("stripe_secrets")
     @classmethod
@@ -72,7 +80,7 @@ def verifiers(settings: IngressSettings) -> Mapping[Source, Verifier]:
     }
 
 
-async def serve(runtime: Runtime) -> Sequence[BaseRoute]:
+async def serve(runtime: Runtime, _: Auth) -> Sequence[BaseRoute]:
     """The routes of a serving process. Partitions are made at every boot: one that only serves needs them too."""
     settings = runtime.slice_settings(IngressSettings)
     db = await runtime.database(SERVICE.role)
@@ -93,11 +101,21 @@ async def consume(runtime: Runtime) -> Consumption:
     return Consumption(jobs=[job])
 
 
+async def history(runtime: Runtime) -> History:
+    """Stripe's list of its events. Raises Stop("backfill_unconfigured")."""
+    settings = runtime.slice_settings(IngressSettings)
+    if settings.stripe_api_key is None:
+        raise Stop("backfill_unconfigured")
+    gates = await runtime.gates(SERVICE.role, pace_s={})
+    return open_history(settings.stripe_api_key, settings.stripe_api_url, gates, runtime.on_close)
+
+
 SERVICE: Service = Service(
     name="ingress",
     settings=IngressSettings,
     machines=(DELIVERIES,),
     routes=serve,
+    describe=lambda _: described(),
     consume=consume,
-    commands=make_commands(lambda: SERVICE),
+    commands=make_commands(lambda: SERVICE, history),
 )

@@ -1,4 +1,4 @@
-"""The seam between the door and the verifiers: who sends, what a verifier says, and why a request is not believed.
+"""The seams of the door: who sends, what a verifier says, why a request is not believed, what a sender still lists.
 
 The slice has no states of its own. What it stores are deliveries, whose machine is ``kernel.deliveries.DELIVERIES``:
 it only ever takes the two births, ``arrive`` and ``arrive_parked``.
@@ -6,6 +6,7 @@ it only ever takes the two births, ``arrive`` and ``arrive_parked``.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -83,3 +84,50 @@ class Receipt(StrEnum):
     STORED = "stored"
     PARKED = "parked"
     DUPLICATE = "duplicate"
+
+
+# ------------------------------------------------------------------------------------------------ what a sender lists
+@dataclass(frozen=True, slots=True)
+class HistoryQuery:
+    """Which events: of these kinds, both ends of the time included. ``after``: go on behind this event's id."""
+
+    kinds: Sequence[str]
+    since: datetime
+    until: datetime
+    after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PastEvent:
+    """An event as its sender lists it; ``body`` as rendered there."""
+
+    external_id: str
+    kind: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryPage:
+    """Newest first. ``oldest``: when the last of them happened; ``after`` None: there is no further page."""
+
+    events: Sequence[PastEvent]
+    unreadable: int
+    oldest: datetime | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryTrouble:
+    """No list this time."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRefused:
+    """Our key, or its rights."""
+
+    code: str
+
+
+HistoryAnswer = HistoryPage | HistoryTrouble | HistoryRefused

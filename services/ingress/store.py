@@ -91,6 +91,30 @@ async def arrive(tx: Tx, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], A
     return {(row.source, row.external_id): row for row in rows}
 
 
+# What ``ARRIVE`` would answer, from one snapshot and without storing anything.
+WOULD_ARRIVE: Final[LiteralString] = """
+select a.source, a.external_id, e.id as event_id, e.id is null as is_new,
+       case when e.id is null
+         then exists (select from webhook_subscriptions s where s.source = a.source and s.kind = a.kind)
+         else exists (
+           select from webhook_deliveries d where d.event_id = e.id and d.state in ('pending', 'in_progress'))
+       end as unfinished
+from unnest($1::text[], $2::text[], $3::text[]) as a (source, external_id, kind)
+left join event_ids e on e.source = a.source and e.external_id = a.external_id"""
+
+
+async def would_arrive(tx: Tx, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], Arrived]:
+    """What storing these events would answer, by (source, external_id); none of them is only to be shown."""
+    rows = await tx.rows(
+        Arrived,
+        WOULD_ARRIVE,
+        [a.source for a in arrivals],
+        [a.external_id for a in arrivals],
+        [a.kind for a in arrivals],
+    )
+    return {(row.source, row.external_id): row for row in rows}
+
+
 LOCK_WAIT: Final = timedelta(milliseconds=50)
 """How long a batch waits for a lock: everybody behind it waits as long. The single path has its role's patience."""
 
@@ -139,7 +163,8 @@ async def find_page_end(tx: Tx, *, since: datetime, until: datetime, page: int) 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a stored event stands with a consumer that is subscribed to its kind. ``state`` None: it was never owed."""
+    """How a stored event stands with a consumer that is subscribed to its kind. ``state`` None: it was never owed.
+    ``has_body``: it is still kept, and was not forgotten."""
 
     event_id: int
     source: str
@@ -151,7 +176,8 @@ class Standing:
 
 STANDINGS: Final[LiteralString] = """
 select e.id as event_id, e.source, e.received_at, d.state, d.claim_token,
-       exists (select from event_bodies b where b.event_id = e.id and b.received_at = e.received_at) as has_body
+       exists (select from event_bodies b
+               where b.event_id = e.id and b.received_at = e.received_at and b.body <> '') as has_body
 from event_ids e
 join webhook_subscriptions s on s.source = e.source and s.kind = e.kind and s.consumer = $1
 left join webhook_deliveries d on d.event_id = e.id and d.consumer = $1
@@ -178,6 +204,15 @@ class Kind:
 async def list_kinds_owed(tx: Tx, consumer: str) -> list[str]:
     """The kinds of event a consumer is owed."""
     return [row.kind for row in await tx.rows(Kind, KINDS_OWED, consumer)]
+
+
+KINDS_OWED_TO_ANY: Final[LiteralString] = """
+select distinct kind from webhook_subscriptions where source = $1 order by kind"""
+
+
+async def list_kinds_owed_to_any(tx: Tx, source: str) -> list[str]:
+    """The kinds of a sender's events that some consumer is owed."""
+    return [row.kind for row in await tx.rows(Kind, KINDS_OWED_TO_ANY, source)]
 
 
 # By a person's edge: the claim token moves on, so that whoever finished the row once cannot finish this run of it.
@@ -302,3 +337,24 @@ async def record_replay(
 ) -> None:
     """Keep which events a page of a replay was about, who asked for it, and why."""
     await tx.execute(RECORD_REPLAY, actor, target, reason, finished, missing, put_back, made)
+
+
+RECORD_BACKFILL: Final[LiteralString] = """
+insert into admin_actions (actor, verb, target, reason, before, after)
+values ($1, 'backfill', $2, $3, jsonb_build_object('since', $4::timestamptz, 'until', $5::timestamptz),
+        jsonb_build_object('looked_at', $6::integer, 'stored', $7::integer, 'events', $8::bigint[]))"""
+
+
+async def record_backfill(
+    tx: Tx,
+    *,
+    actor: str,
+    target: str,
+    reason: str,
+    since: datetime,
+    until: datetime,
+    looked_at: int,
+    stored: Sequence[int],
+) -> None:
+    """Keep which events a page of a backfill stored, who asked for it, and for what time."""
+    await tx.execute(RECORD_BACKFILL, actor, target, reason, since, until, looked_at, len(stored), stored)

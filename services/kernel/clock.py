@@ -5,8 +5,8 @@ release, ``rowclaim_clock()`` (the wall at this very moment; banned from WHERE, 
 In production both are plain ``now()`` and ``clock_timestamp()``; tests replace both functions together, so that
 prepared statements of live sessions see another time at once and production has no knob to turn.
 
-Two things cannot ask the database: a signature's tolerance and a token's expiry are judged against the sender's
-clock, before anything of the request may be believed. ``wall_time()`` is theirs, and nobody else's.
+Three things cannot ask the database: a signature's tolerance and a token's expiry are judged against the sender's
+clock, before anything of the request may be believed, and so is a rate. ``wall_time()`` is theirs, and nobody else's.
 """
 
 import time
@@ -25,5 +25,5 @@ async def database_now(tx: Tx) -> datetime:
 
 
 def wall_time() -> float:
-    """Seconds since the epoch by this machine: for signatures and tokens only."""
+    """Seconds since the epoch by this machine: for signatures, tokens and rates only."""
     return time.time()

@@ -131,6 +131,8 @@ def _translating() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if isinstance(error, asyncpg.PostgresError):
+            error.detail = None  # it quotes the row, and people stand in rows: no log may have it
         ours = translated(error)
         if ours is None:
             raise

@@ -65,7 +65,7 @@ DELIVERIES = Machine(
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """An event owed to this consumer, as claimed. ``body`` None: older than bodies are kept."""
+    """An event owed to this consumer, as claimed. ``body`` None: older than bodies are kept; empty: forgotten."""
 
     event_id: int
     claim_token: int
@@ -102,6 +102,8 @@ class PutBack:
 
 Verdict = Done | NotOurs | Parked | PutBack
 FAILED: Final = PutBack(timedelta(seconds=1))
+FORGOTTEN: Final = Parked("forgotten")
+"""Somebody had the person forgotten whom the event is about: no handler sees it, and what it owed stands in sight."""
 
 # Ordered and bounded by ``next_attempt_at``: the floor keeps a scan off the dead index entries of finished rows.
 # Whoever makes a row claimable writes the clock's instant or a later one, so nothing appears below a floor that was
@@ -204,36 +206,6 @@ async def renew_deliveries(tx: Tx, consumer: str, held: Sequence[ClaimedDelivery
     )
 
 
-# One statement: a SELECT first and an UPDATE by id next would overwrite rows that finished in between.
-REAP_DELIVERIES: Final[LiteralString] = """
-with dead as materialized (
-  select event_id, consumer, claim_token from webhook_deliveries
-  where state = 'in_progress' and lease_until < rowclaim_now()
-  order by claimed_at limit $1 for no key update skip locked)
-update webhook_deliveries d
-set state = case when d.renewals = 0 and d.crash_reaps + 1 >= $2 then 'parked' else 'pending' end,
-    edge = case when d.renewals = 0 and d.crash_reaps + 1 >= $2 then 'reap_park' else 'reap' end,
-    parked_reason = case when d.renewals = 0 and d.crash_reaps + 1 >= $2 then 'kills_workers' end,
-    crash_reaps = d.crash_reaps + case when d.renewals = 0 then 1 else 0 end,
-    claim_token = d.claim_token + 1, outcome_token = null, lease_until = null, next_attempt_at = rowclaim_clock()
-from dead
-where d.event_id = dead.event_id and d.consumer = dead.consumer and d.claim_token = dead.claim_token
-  and d.lease_until < rowclaim_now()
-returning d.event_id, d.consumer, d.state"""
-
-
-@dataclass(frozen=True, slots=True)
-class Reaped:
-    event_id: int
-    consumer: str
-    state: DeliveryState
-
-
-async def reap_deliveries(tx: Tx, *, limit: int = 500) -> list[Reaped]:
-    """Free deliveries whose lease is over, whoever held them; one that keeps killing its workers is parked."""
-    return await tx.rows(Reaped, REAP_DELIVERIES, limit, CRASHES_MAX)
-
-
 Handle = Callable[[Sequence[Delivery]], Awaitable[Mapping[int, Verdict]]]
 
 
@@ -264,12 +236,13 @@ class DeliveryWorker:
         self._fault = None
         try:
             deliveries = await read_deliveries(self._db, claimed)
-            answered = await self._held(claimed, self._verdicts(deliveries))
+            kept = [delivery for delivery in deliveries if delivery.body != b""]
+            answered = await self._held(claimed, self._verdicts(kept)) if kept else {}
         except BaseException:
             with suppress(Retryable):  # no database, no row to write: the reaper frees them
                 await self._finish([(delivery, FAILED) for delivery in claimed])
             raise
-        await self._finish([(delivery, answered[delivery.event_id]) for delivery in deliveries])
+        await self._finish([(delivery, answered.get(delivery.event_id, FORGOTTEN)) for delivery in deliveries])
         if self._fault is not None:
             raise self._fault
         return len(claimed)

@@ -41,11 +41,14 @@ class Closed:
     until: datetime
 
 
-# The seconds until the reserved start. Zero rows: the gate is closed. By the clock: it may have waited for another's.
+# The seconds until the reserved start. Zero rows: the gate is closed, or the turn would come later than $3: whoever
+# will not wait for it must not take it either, or turns nobody uses pile up before the others. By the clock: it may
+# have waited for another's.
 RESERVE: Final[LiteralString] = """
 insert into vendor_gates as g (vendor, next_start_at) values ($1, rowclaim_clock() + $2::interval)
 on conflict (vendor) do update set next_start_at = greatest(g.next_start_at, rowclaim_clock()) + $2::interval
-where g.closed_until is null or g.closed_until <= rowclaim_now()
+where (g.closed_until is null or g.closed_until <= rowclaim_now())
+  and ($3::interval is null or g.next_start_at <= rowclaim_now() + $3::interval)
 returning greatest(extract(epoch from next_start_at - $2::interval - rowclaim_clock()), 0)::float8 as wait_s"""
 
 CLOSED_UNTIL: Final[LiteralString] = """
@@ -87,16 +90,19 @@ class Gates:
         On Go the first call this task makes through ``@vendor`` uses the slot. Called before a claim, so that nothing
         is held while waiting.
         """
-        entered = await self._enter(vendor)
+        entered = await self._enter(vendor, None)
         if isinstance(entered, Go):
             _reserved.set(vendor)
         return entered
 
-    async def _enter(self, vendor: str) -> Go | Closed:
-        pace = self._pace.get(vendor, timedelta())
+    async def _enter(self, vendor: str, patience: timedelta | None) -> Go | Closed:
+        pace, wait_s = self._pace.get(vendor, timedelta()), None
         if pace:
-            await asyncio.sleep(await self._tx.value(RESERVE, vendor, pace) or 0)
+            wait_s = await self._tx.value(RESERVE, vendor, pace, patience)
+            await asyncio.sleep(wait_s or 0)
         until = await self.closed_until(vendor)
+        if until is None and pace and wait_s is None and patience is not None:
+            raise Retryable("vendor_busy", vendor)
         return Go() if until is None else Closed(until)
 
     async def closed_until(self, vendor: str) -> datetime | None:
@@ -116,12 +122,13 @@ class Gates:
         """The vendor took a call: refusals in a row begin anew."""
         await self._tx.execute(SUCCEED, vendor)
 
-    async def admit(self, vendor: str) -> None:
-        """Wait for this task's next slot; raises Retryable("gate_closed")."""
+    async def admit(self, vendor: str, patience: timedelta | None = None) -> None:
+        """Wait for this task's next slot; raises Retryable("gate_closed"), or ("vendor_busy") rather than wait longer
+        than ``patience``."""
         if _reserved.get() == vendor:
             _reserved.set(None)
         else:
-            entered = await self._enter(vendor)
+            entered = await self._enter(vendor, patience)
             if isinstance(entered, Closed):
                 raise Retryable("gate_closed", f"{vendor} until {entered.until.isoformat()}")
         await self._space(vendor)
@@ -155,19 +162,26 @@ G = TypeVar("G", bound=Gated)
 Call = Callable[Concatenate[G, P], Coroutine[Any, Any, T]]
 
 
-def vendor(name: str, *, bound_s: float) -> Callable[[Call[G, P, T]], Call[G, P, T]]:
+VENDORS: Final[set[str]] = set()
+"""Every vendor that some code of this process calls."""
+
+
+def vendor(name: str, *, bound_s: float, patience_s: float | None = None) -> Callable[[Call[G, P, T]], Call[G, P, T]]:
     """The door of every vendor call: a method of a gateway that has ``gates``.
 
     Refuses inside a transaction (a lock held across a vendor's pause is an outage of ours), waits for the pace and
     refuses at a closed gate, ends the call after ``bound_s`` seconds with TimeoutError, counts and times it.
+    ``patience_s``: a caller who has somebody waiting is refused rather than made to wait longer for the pace.
     """
+    VENDORS.add(name)
+    patience = None if patience_s is None else timedelta(seconds=patience_s)
 
     def through(call: Call[G, P, T]) -> Call[G, P, T]:
         @functools.wraps(call)
         async def gated(self: G, /, *args: P.args, **kwargs: P.kwargs) -> T:
             if in_transaction():
                 raise Invariant("vendor_call_in_transaction", f"{name}.{call.__name__}")
-            await self.gates.admit(name)
+            await self.gates.admit(name, patience)
             result = "failed"
             try:
                 with SECONDS.labels(name, call.__name__).time():

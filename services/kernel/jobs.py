@@ -2,34 +2,16 @@
 
 Every process plans and claims by the database's clock in UTC, so a job runs however few processes live, and once
 however many do. A period missed while nobody ran is planned late. Whoever dies holding a period loses it to the reaper:
-a run must bear being run again, and one that lost its lease is cancelled.
+a run must bear being run again, and one that lost its lease is cancelled. Here stands what a slice says of a job;
+``operations/jobs.py`` runs it.
 """
 
-import asyncio
-import json
-import math
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Final, LiteralString
 
-import structlog
-
-from services.kernel.claim import WORKER, renewal_interval_s
-from services.kernel.db import Database, Tx
-from services.kernel.effects import settled
-from services.kernel.errors import Retryable
 from services.kernel.transition import Edge, Fence, Machine
-from services.kernel.worker import Worker
-
-log = structlog.get_logger()
-
-TICK_S: Final = 10.0
-STOP_GRACE_S: Final = 20.0
-RETRY_MIN: Final = timedelta(minutes=1)
-RETRY_MAX: Final = timedelta(hours=1)
 
 
 class JobState(StrEnum):
@@ -88,164 +70,3 @@ class Job:
     run: Callable[[str], Awaitable[Mapping[str, object]]]
     back_fill: int = 1
     lease: timedelta = timedelta(seconds=60)
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedPeriod:
-    """A period as its claim returned it."""
-
-    period: str
-    claim_token: int
-    attempt: int
-
-
-# Reckoned without a zone: days are added by the session's zone otherwise, where one in spring has 23 hours.
-PLAN: Final[LiteralString] = """
-with latest as (
-  select date_bin($2::interval, rowclaim_now() at time zone 'UTC', timestamp '2001-01-01' + $3::interval) as due),
-periods as (
-  select l.due - nth * $2::interval as due from latest l cross join generate_series(0, $4::integer - 1) as nth),
-known as (
-  select coalesce(max(r.period), to_char((select due - $2::interval from latest), 'YYYY-MM-DD')) as last
-  from job_runs r where r.job = $1)
-insert into job_runs (job, period, state, edge, next_attempt_at)
-select $1, to_char(p.due, 'YYYY-MM-DD'), 'due', 'plan', p.due at time zone 'UTC'
-from periods p cross join known k where to_char(p.due, 'YYYY-MM-DD') > k.last
-on conflict (job, period) do nothing"""
-
-REAP: Final[LiteralString] = """
-with dead as materialized (
-  select job, period, claim_token from job_runs
-  where state = 'running' and job = $1 and lease_until <= rowclaim_now() for no key update skip locked)
-update job_runs r set state = 'due', edge = 'reap', claim_token = r.claim_token + 1, outcome_token = null,
-  next_attempt_at = rowclaim_clock(), lease_until = null
-from dead where r.job = dead.job and r.period = dead.period and r.claim_token = dead.claim_token"""
-
-CLAIM: Final[LiteralString] = """
-with next as materialized (
-  select job, period, claim_token from job_runs
-  where state = 'due' and job = $1 and next_attempt_at <= rowclaim_now()
-  order by next_attempt_at limit 1 for no key update skip locked)
-update job_runs r set state = 'running', edge = 'claim', claim_token = r.claim_token + 1, outcome_token = null,
-  attempt = r.attempt + 1, claimed_by = $2, claimed_at = rowclaim_now(), lease_until = rowclaim_now() + $3::interval
-from next where r.job = next.job and r.period = next.period and r.claim_token = next.claim_token
-returning r.period, r.claim_token, r.attempt"""
-
-RENEW: Final[LiteralString] = """
-update job_runs set lease_until = rowclaim_now() + $4::interval
-where job = $1 and period = $2 and state = 'running' and claim_token = $3"""
-
-FINISH: Final[LiteralString] = """
-update job_runs set state = 'done', edge = 'finish', outcome_token = $3, lease_until = null,
-  finished_at = rowclaim_clock(), report = $4::jsonb
-where job = $1 and period = $2 and state = 'running' and claim_token = $3"""
-
-PUT_BACK: Final[LiteralString] = """
-update job_runs set state = 'due', edge = 'put_back', outcome_token = $3, lease_until = null,
-  next_attempt_at = rowclaim_clock() + $4::interval
-where job = $1 and period = $2 and state = 'running' and claim_token = $3"""
-
-
-async def plan(tx: Tx, job: Job) -> int:
-    """Insert the periods that are due by now and not known; how many."""
-    return await tx.execute(PLAN, job.name, job.schedule.every, job.schedule.at, job.back_fill)
-
-
-async def reap(tx: Tx, job: Job) -> int:
-    """Free the periods whose holder let the lease run out; how many."""
-    return await tx.execute(REAP, job.name)
-
-
-async def claim_period(tx: Tx, job: Job) -> ClaimedPeriod | None:
-    """Take the oldest due period of the job."""
-    return await tx.row(ClaimedPeriod, CLAIM, job.name, WORKER, job.lease)
-
-
-async def renew(tx: Tx, job: Job, claimed: ClaimedPeriod) -> bool:
-    """Hold a period for another lease; False: it is somebody else's."""
-    return await tx.execute(RENEW, job.name, claimed.period, claimed.claim_token, job.lease) == 1
-
-
-async def finish(tx: Tx, job: Job, claimed: ClaimedPeriod, report: Mapping[str, object]) -> bool:
-    """Close a period with its report; False: it is somebody else's."""
-    return await tx.execute(FINISH, job.name, claimed.period, claimed.claim_token, json.dumps(report)) == 1
-
-
-async def put_back(tx: Tx, job: Job, claimed: ClaimedPeriod, after: timedelta) -> bool:
-    """Give a period back, claimable ``after`` from now; False: it is somebody else's."""
-    return await tx.execute(PUT_BACK, job.name, claimed.period, claimed.claim_token, after) == 1
-
-
-async def run_job(
-    job: Job, db: Database, stop: asyncio.Event, *, tick_s: float = TICK_S, stop_grace_s: float = STOP_GRACE_S
-) -> None:
-    """Plan, claim and run periods of ``job`` until ``stop`` is set.
-
-    At the stop a run has ``stop_grace_s`` seconds to end; then it is cancelled and its period given back. A run that
-    raises Retryable comes again after a minute, doubling to an hour; any other error does the same and ends the loop.
-    """
-
-    async def step() -> int:
-        await reap(db, job)
-        await plan(db, job)
-        claimed = await claim_period(db, job)
-        if claimed is None:
-            return 0
-        await _run_period(job, db, claimed, stop, stop_grace_s)
-        return 1
-
-    await Worker(f"job {job.name}", step, tick_s=tick_s).run(stop)
-
-
-async def _run_period(job: Job, db: Database, claimed: ClaimedPeriod, stop: asyncio.Event, grace_s: float) -> None:
-    fields = {"job": job.name, "period": claimed.period, "attempt": claimed.attempt}
-    try:
-        report = await _held(job, db, claimed, stop, grace_s)
-        if report is None:
-            await settled(lambda: put_back(db, job, claimed, timedelta()))
-            log.warning("job_cut_off", **fields)
-        elif await settled(lambda: finish(db, job, claimed, report)):
-            log.info("job_done", **fields, report=dict(report))
-        else:
-            log.warning("job_lease_lost", **fields)
-    except BaseException as error:
-        after = min(RETRY_MIN * 2 ** min(claimed.attempt - 1, 16), RETRY_MAX)
-        with suppress(Retryable):  # no database, no row to write: its lease runs out, and the reaper frees it
-            await settled(lambda: put_back(db, job, claimed, after))
-        log.warning("job_put_back", **fields, error=type(error).__name__, after_s=after.total_seconds())
-        if not isinstance(error, Retryable):
-            raise
-
-
-async def _held(
-    job: Job, db: Database, claimed: ClaimedPeriod, stop: asyncio.Event, grace_s: float
-) -> Mapping[str, object] | None:
-    """Await the run while renewing its lease. None: it was cancelled, its lease being over or the stop's grace."""
-    now = asyncio.get_running_loop().time
-    stopped = asyncio.ensure_future(stop.wait())
-    cut_at = math.inf
-    held_until = now() + job.lease.total_seconds()
-    run = asyncio.ensure_future(job.run(claimed.period))
-    try:
-        while now() < (end := min(cut_at, held_until)):
-            waits = {run} if stopped.done() else {run, stopped}
-            await asyncio.wait(
-                waits, timeout=min(renewal_interval_s(job.lease), end - now()), return_when=asyncio.FIRST_COMPLETED
-            )
-            if run.done():
-                return run.result()
-            if stopped.done():
-                cut_at = min(cut_at, now() + grace_s)
-            # Before the request, so that by this clock the lease never lasts longer than by the database's.
-            asked_at = now()
-            try:
-                if not await renew(db, job, claimed):
-                    return None
-                held_until = asked_at + job.lease.total_seconds()
-            except Retryable as error:
-                log.warning("job_renewal_failed", job=job.name, period=claimed.period, code=error.code.name)
-        return None
-    finally:
-        stopped.cancel()
-        run.cancel()
-        await asyncio.wait({run})

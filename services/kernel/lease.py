@@ -56,10 +56,10 @@ class Unavailable:
     """No answer; it may be ours without our knowing. Do not start; a later ``acquire`` finds out."""
 
 
-def connect_valkey(url: str) -> Redis:
-    """A client that answers or fails within a second: the driver's own retries turn one second into fifteen."""
+def connect_valkey(url: str, *, answer_s: float = ANSWER_S) -> Redis:
+    """A client that answers or fails within ``answer_s``: the driver's own retries turn one second into fifteen."""
     return Redis.from_url(
-        url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, retry=Retry(NoBackoff(), 0), protocol=3
+        url, socket_timeout=answer_s, socket_connect_timeout=answer_s, retry=Retry(NoBackoff(), 0), protocol=3
     )
 
 

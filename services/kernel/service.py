@@ -5,7 +5,7 @@ nothing else.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, LiteralString, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import typer
     from starlette.routing import BaseRoute
 
+    from services.kernel.auth import Auth
     from services.kernel.errors import ServiceError
     from services.kernel.gate import Gates
     from services.kernel.jobs import Job
@@ -89,6 +90,20 @@ class Consumption:
     jobs: Sequence["Job"] = ()
 
 
+class Blank(Protocol):
+    def __call__(self, runtime: Runtime, user_id: str, *, dry_run: bool) -> Awaitable[Mapping[str, int]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Personal:
+    """How a slice forgets a person. ``traces``: the id, if the slice knows it, and what else a stored body may name
+    them by. ``blank``: rows blanked, by table; dry, it writes nothing and counts and refuses (Retryable
+    "forget_in_progress") the same. The id, states and amounts stay, so that a second run still knows the person."""
+
+    traces: Callable[[Runtime, str], Awaitable[frozenset[str]]]
+    blank: Blank
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """One slice's card."""
@@ -99,7 +114,10 @@ class Service:
     """Verified against the database at boot of every process that runs the slice."""
     subscriptions: tuple[Subscription, ...] = ()
     """Stored events the slice is owed a delivery of; upserted at boot of a consuming process."""
-    routes: Callable[[Runtime], Awaitable[Sequence["BaseRoute"]]] | None = None
+    routes: "Callable[[Runtime, Auth], Awaitable[Sequence[BaseRoute]]] | None" = None
+    """What a serving process answers; every route by ``Auth.routes`` or as a ``PublicRoute``."""
+    describe: "Callable[[Auth], Sequence[BaseRoute]] | None" = None
+    """The same routes wired to nothing, for the API's document. Imports FastAPI when it is called, not before."""
     consume: Callable[[Runtime], Awaitable[Consumption]] | None = None
     commands: "typer.Typer | None" = None
     """Merged at the top level of ``rowclaim``; a command's ``typer.Context.obj`` is a ``CommandLine``."""
@@ -107,6 +125,7 @@ class Service:
     """What ``rowclaim doctor`` asks of the slice's vendors: one error of the list for every fault."""
     topics: tuple[str, ...] = field(default=())
     """Trigger topics whose rings wake the slice's workers."""
+    personal: Personal | None = None
 
     @property
     def role(self) -> str:

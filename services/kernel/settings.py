@@ -33,6 +33,8 @@ def _listed(given: object) -> object:
 
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_listed)]
 """Comma-separated secrets; any of them is good while one replaces another."""
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+"""Comma-separated names."""
 
 
 def _address(*schemes: str) -> AfterValidator:
@@ -105,10 +107,23 @@ class Settings(Environment):
     """The address to listen on."""
     http_port: Port = 8080
     """Where `rowclaim serve` answers."""
+    http_body_bytes_max: Annotated[int, Field(ge=1024, le=16 * 1024 * 1024)] = 64 * 1024
+    """The longest body of an API request; webhooks have a bound of their own."""
+    http_rate_per_minute: PositiveInt = 120
+    """API requests of one user, or without a token of one address; counted in Valkey, without it in each process."""
     health_port: Port | None = None
     """Where a consuming process answers /health and /metrics; unset: nowhere."""
     graceful_stop_s: Annotated[float, Field(gt=STOP_MARGIN_S, lt=KILL_DELAY_S)] = 45.0
     """From the first SIGTERM to giving up on the attempt in hand; below the orchestrator's kill delay of 60 s."""
+
+    auth_issuer: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    """The exact `iss` of the users' tokens; unset: nobody gets in, and authenticated routes answer 503."""
+    auth_jwks_url: Annotated[SecretStr, _address("http", "https")] | None = None
+    """Where the issuer publishes its keys; unset: the issuer and `/.well-known/jwks.json`."""
+    auth_authorized_parties: Names = ()
+    """Our own frontends' origins: the `azp` of a token must be one of them; unset: it may be any."""
+    auth_role_claim: Annotated[str, Field(min_length=1)] = "role"
+    """The claim that says `admin`; with dots a claim inside a claim, for example `public_metadata.role`."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Of ``debug``, ``info``, ``warning``, ``error``."""

@@ -1,12 +1,18 @@
 """The command line: the commands of this folder, and those the slices bring along on their cards."""
 
+from collections.abc import Callable
+
 import typer
 
+from services.operations.by_hand import gate, pages, pause
 from services.operations.consuming import consume, sweep
 from services.operations.demo.command import demo
 from services.operations.doctor import doctor
-from services.operations.gates import gate, pages
+from services.operations.forgetting import forget
 from services.operations.migrating import migrate, topics
+from services.operations.minting import token
+from services.operations.openapi import openapi
+from services.operations.pruning import prune
 from services.operations.publishing import asyncapi, schemas
 from services.operations.reference import reference
 from services.operations.serving import serve
@@ -23,7 +29,9 @@ def make_app(terminal: Terminal) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (up, demo, migrate, topics, doctor, serve, consume, sweep, reference, schemas, asyncapi):
+    ours: list[Callable[..., None]] = [up, demo, token, migrate, topics, doctor, serve, consume, sweep, pause]
+    ours += [forget, prune, reference, schemas, openapi, asyncapi]
+    for command in ours:
         app.command()(command)
     app.add_typer(gate, name="gate")
     app.add_typer(pages, name="pages")

@@ -12,14 +12,15 @@ from faststream.kafka import KafkaBroker
 
 from services.kernel import inbox
 from services.kernel.db import Database
-from services.kernel.deliveries import reap_deliveries
-from services.kernel.jobs import run_job
 from services.kernel.service import Consumption, Service
 from services.kernel.sweep import Sweep, run_sweep
 from services.kernel.triggers import Publisher
 from services.operations import store, web
+from services.operations.jobs import run_job
+from services.operations.paging import send_unsent
 from services.operations.process import Process, Task, run_tasks
 from services.operations.serving import page_invariant, readiness
+from services.operations.store import reap_deliveries
 from services.operations.subscribers import Liveness, is_consuming, run_subscribers
 from services.operations.subscribing import DeadLetters, make_broker, subscribe
 from services.operations.terminal import Terminal
@@ -112,9 +113,10 @@ async def begin(process: Process, services: Iterable[Service]) -> list[Consuming
 
 async def sweeps_of(process: Process, consuming: Sequence[Consuming]) -> list[Sweep]:
     """The slices' own sweeps, and those of what all slices share."""
+    database = await process.database(process.own_role)
     return [
-        *delivery_sweeps(await process.database(process.own_role), consuming),
-        Sweep("pages", PAGES_EVERY_S, process.pager.send_unsent),
+        *delivery_sweeps(database, consuming),
+        Sweep("pages", PAGES_EVERY_S, partial(send_unsent, database, process.page_sender)),
         *(sweep for one in consuming for sweep in one.consumption.sweeps),
     ]
 

@@ -9,6 +9,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from pydantic import AnyHttpUrl
+from pydantic_settings import SettingsConfigDict
+
 from services.kernel.errors import Stop
 from services.kernel.service import Service
 from services.kernel.settings import (
@@ -20,6 +23,20 @@ from services.kernel.settings import (
     load_settings,
     variables,
 )
+
+
+class SandboxSettings(Environment):
+    """What only the commands for newcomers need; no service reads it."""
+
+    model_config = SettingsConfigDict(env_prefix=f"{PREFIX}SANDBOX_")
+
+    url: AnyHttpUrl | None = None
+    """The control API of the sandbox that stands in the vendors' place; unset: none does."""
+
+
+def kinds_of(known: Iterable[Service]) -> list[type[Environment]]:
+    """Every class of settings of an installation of these slices."""
+    return [Settings, SandboxSettings, *(service.settings for service in known)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +52,7 @@ def load(known: Iterable[Service], needed: Iterable[Service] = (), environ: Mapp
 
     What an idle slice would need is not asked for: a process that migrates holds no vendor's key.
     """
-    refuse_unknown([Settings, *(service.settings for service in known)], environ)
+    refuse_unknown(kinds_of(known), environ)
     settings = load_settings(Settings, environ)
     own = {service.settings: load_settings(service.settings, environ) for service in needed}
     hold_relations(settings, own.values())

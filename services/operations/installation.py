@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from services.kernel.errors import Stop
-from services.kernel.settings import PREFIX, Environment, Settings, load_settings, variables
+from services.kernel.settings import PREFIX, Settings, load_settings, variables
 from services.operations import web
+from services.operations.environment import kinds_of
 from services.operations.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -220,7 +221,12 @@ class Installation:
         said = self.sandbox
         return self._known(
             {
+                "ROWCLAIM_SANDBOX_URL": said["control_url"],
                 "ROWCLAIM_SMTP_URL": said["smtp_url"],
+                "ROWCLAIM_AUTH_ISSUER": said["clerk_issuer"],
+                "ROWCLAIM_AUTH_JWKS_URL": f"{said['clerk_issuer']}/.well-known/jwks.json",
+                "ROWCLAIM_INGRESS_STRIPE_API_URL": said["stripe_url"],
+                "ROWCLAIM_INGRESS_STRIPE_API_KEY": said["stripe_api_key"],
                 "ROWCLAIM_FULFILLMENT_STRIPE_API_URL": said["stripe_url"],
                 "ROWCLAIM_FULFILLMENT_STRIPE_API_KEY": said["stripe_api_key"],
                 "ROWCLAIM_FULFILLMENT_GITHUB_API_URL": said["github_url"],
@@ -228,6 +234,9 @@ class Installation:
                 "ROWCLAIM_FULFILLMENT_GITHUB_REPOSITORY": said["github_repository"],
                 "ROWCLAIM_FULFILLMENT_MAIL_FROM": "orders@rowclaim.example",
                 "ROWCLAIM_FULFILLMENT_PRODUCT_NAME": "The Product",
+                "ROWCLAIM_FULFILLMENT_CHECKOUT_PRICE": said["stripe_price"],
+                "ROWCLAIM_FULFILLMENT_CHECKOUT_SUCCESS_URL": "https://shop.rowclaim.example/thanks",
+                "ROWCLAIM_FULFILLMENT_CHECKOUT_CANCEL_URL": "https://shop.rowclaim.example/",
             }
         )
 
@@ -246,8 +255,7 @@ class Installation:
 
     def _known(self, named: Mapping[str, str]) -> dict[str, str]:
         """Of these settings, those that a slice of this release has."""
-        kinds: list[type[Environment]] = [Settings, *(service.settings for service in self._terminal.services)]
-        known = {variable for kind in kinds for variable in variables(kind)}
+        known = {variable for kind in kinds_of(self._terminal.services) for variable in variables(kind)}
         return {name: value for name, value in named.items() if name in known}
 
 

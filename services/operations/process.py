@@ -23,11 +23,12 @@ from services.kernel.deliveries import DELIVERIES
 from services.kernel.errors import Invariant, Retryable, ServiceError, Stop
 from services.kernel.gate import Gates
 from services.kernel.jobs import JOB_RUNS
-from services.kernel.pager import Pager, PageSender, Severity
+from services.kernel.pager import Pager, Severity
 from services.kernel.service import Service, verify_machine
 from services.kernel.settings import SliceSettings
 from services.kernel.triggers import Doorbell, Kafka, Publisher
 from services.operations.environment import Loaded
+from services.operations.paging import PageSender
 
 log = structlog.get_logger()
 
@@ -68,6 +69,7 @@ class Process:
         self.doorbell = Doorbell(Publisher(self.kafka))
         self._own = loaded.own
         self.pager: Pager
+        self.page_sender: PageSender
         self._databases: dict[str, Database] = {}
         self._opening = asyncio.Lock()
         self._closing = AsyncExitStack()
@@ -101,7 +103,8 @@ class Process:
         """
         process = cls(name, services, loaded)
         try:
-            process.pager = Pager(await process.database(process.own_role), await make_sender(process))
+            process.pager = Pager(await process.database(process.own_role))
+            process.page_sender = await make_sender(process)
             for service in services:
                 database = await process.database(service.role)
                 for machine in (*KERNEL_MACHINES, *service.machines):

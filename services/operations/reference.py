@@ -1,5 +1,6 @@
 """``rowclaim reference``: the pages of docs/reference that are written from the code, so that they cannot disagree."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -8,9 +9,12 @@ import typer
 from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
+from services.kernel.auth import Access
 from services.kernel.errors import CODES, Stop
 from services.kernel.service import Service
 from services.kernel.settings import FILE, Environment, Settings, variables
+from services.operations.environment import SandboxSettings
+from services.operations.openapi import document, listed
 from services.operations.terminal import Terminal
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "docs" / "reference"
@@ -21,7 +25,7 @@ def reference(
     context: typer.Context,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a page is stale.")] = False,
 ) -> None:
-    """Write docs/reference/errors.md and settings.md."""
+    """Write docs/reference: errors, settings, routes and the OpenAPI document."""
     terminal: Terminal = context.obj
     pages = render(terminal.services)
     if check:
@@ -45,7 +49,13 @@ def stale_pages(pages: dict[str, str], folder: Path) -> list[str]:
 
 def render(services: Iterable[Service]) -> dict[str, str]:
     """Every page by its file name."""
-    return {"errors.md": errors_page(), "settings.md": settings_page(services)}
+    cards = tuple(services)
+    return {
+        "errors.md": errors_page(),
+        "openapi.json": json.dumps(document(cards), indent=2) + "\n",
+        "routes.md": routes_page(cards),
+        "settings.md": settings_page(cards),
+    }
 
 
 def errors_page() -> str:
@@ -69,8 +79,39 @@ def errors_page() -> str:
     )
 
 
+def routes_page(services: Iterable[Service]) -> str:
+    rows = listed(services)
+    public = [row for row in rows if row.access is Access.PUBLIC]
+    authenticated = [row for row in rows if row.access is not Access.PUBLIC]
+    return "\n".join(
+        [
+            f"{WRITTEN_BY}# Routes",
+            "",
+            "Every route of `rowclaim serve` stands on one of these two lists; [openapi.json](openapi.json) describes",
+            "them. An API route is checked, counted and bounded before anything of its body is read.",
+            "",
+            "## Public",
+            "",
+            "Webhooks are let in by their sender's signature alone.",
+            "",
+            "| method | path | what |",
+            "|---|---|---|",
+            *(f"| {row.method} | `{row.path}` | {row.summary} |" for row in public),
+            "",
+            "## Authenticated",
+            "",
+            "By `authorization: Bearer` token; `admin` is the role it must say.",
+            "",
+            "| method | path | who | what |",
+            "|---|---|---|---|",
+            *(f"| {row.method} | `{row.path}` | {row.access} | {row.summary} |" for row in authenticated),
+            "",
+        ]
+    )
+
+
 def settings_page(services: Iterable[Service]) -> str:
-    sections: list[tuple[str, type[Environment]]] = [("Every process", Settings)]
+    sections: list[tuple[str, type[Environment]]] = [("Every process", Settings), ("Newcomers", SandboxSettings)]
     sections += [(f"Slice {service.name}", service.settings) for service in services]
     return "\n".join(
         [

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import structlog
 import typer
+from starlette.routing import BaseRoute
 
 from services.kernel.clock import database_now
 from services.kernel.db import Tx
@@ -16,6 +17,9 @@ from services.kernel.service import Service
 from services.operations import web
 from services.operations.process import Process, Task, run_tasks
 from services.operations.terminal import Terminal
+
+if TYPE_CHECKING:
+    from services.operations.access import MakeKeys
 
 log = structlog.get_logger()
 
@@ -33,7 +37,7 @@ def serve(
     async def main(process: Process) -> None:
         listener = web.bind(process.settings.http_host, process.settings.http_port)
         app = web.make_app(
-            [route for service in services if service.routes for route in await service.routes(process)],
+            await routes_of(process, services, terminal.make_keys),
             await readiness(process, services),
             lambda error: page_invariant(process, error),
         )
@@ -46,6 +50,21 @@ def serve(
         log.info("process.stopped")
 
     terminal.run_process("serve", services, main, own_signals=True)
+
+
+async def routes_of(process: Process, services: Iterable[Service], make_keys: "MakeKeys | None") -> list[BaseRoute]:
+    """The slices' routes and the operators', behind one guard."""
+    # They bring FastAPI along, which a consuming process spares.
+    from services.operations import gate_routes
+    from services.operations.access import open_guard
+
+    guard = await open_guard(process, make_keys)
+    database = await process.database(process.own_role)
+    routes = list(gate_routes.routes(lambda: database, guard))
+    for service in services:
+        if service.routes is not None:
+            routes += await service.routes(process, guard)
+    return routes
 
 
 async def readiness(process: Process, services: Iterable[Service]) -> web.Checks:

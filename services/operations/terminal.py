@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 import uvloop
@@ -24,12 +24,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from schemas.http import REASON_CHARACTERS_MAX
 from services.kernel.db import Database
 from services.kernel.errors import ServiceError, Stop
 from services.kernel.service import Runtime, Service
 from services.operations.environment import Loaded, load
 from services.operations.logs import configure_logging
 from services.operations.process import MakeSender, Process, open_database, signals
+
+if TYPE_CHECKING:
+    from services.operations.access import MakeKeys
 
 T = TypeVar("T")
 
@@ -48,6 +52,8 @@ class Terminal:
     services: tuple[Service, ...]
     make_sender: MakeSender
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    make_keys: "MakeKeys | None" = None
+    """None: no token can be checked."""
 
     @property
     def actor(self) -> str:
@@ -178,8 +184,21 @@ def _text(value: object) -> str:
             return str(value)
 
 
+def said(reason: str) -> str:
+    """A reason as it is kept, for ``typer.Option(callback=said)``. Raises BadParameter for none, or a long story."""
+    if not reason.strip():
+        raise typer.BadParameter("say why; it is kept with your name")
+    if len(reason.strip()) > REASON_CHARACTERS_MAX:
+        raise typer.BadParameter(f"say it in {REASON_CHARACTERS_MAX} characters")
+    return reason.strip()
+
+
 def finish(app: typer.Typer, terminal: Terminal, arguments: Sequence[str] | None = None) -> int:
     """Run one command line to its end and return its exit status."""
+    if any("\udc80" <= character <= "\udcff" for one in arguments or sys.argv[1:] for character in one):
+        # So Python writes bytes that it cannot read; neither a database nor a file takes them as text.
+        ERR.print("rowclaim: the command line holds bytes that are no text in this terminal's encoding", markup=False)
+        return REFUSED_EXIT
     try:
         app(args=arguments, obj=terminal)
     except ServiceError as error:

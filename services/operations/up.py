@@ -1,6 +1,7 @@
 """``rowclaim up``: everything on this machine, until Ctrl-C."""
 
 import asyncio
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -8,8 +9,7 @@ from typing import Annotated
 import typer
 
 from services.kernel.errors import Stop
-from services.kernel.settings import Settings
-from services.operations.environment import refuse_unknown
+from services.operations.environment import kinds_of, refuse_unknown
 from services.operations.installation import Installation, installation
 from services.operations.logs import configure_logging
 from services.operations.process import signals
@@ -26,7 +26,7 @@ def up(
     """Start embedded servers, the vendors' sandbox, HTTP and consumers, and stay until Ctrl-C."""
     terminal: Terminal = context.obj
     configure_logging("info", process="up", run=None)
-    refuse_unknown([Settings, *(service.settings for service in terminal.services)], terminal.environ)
+    refuse_unknown(kinds_of(terminal.services), terminal.environ)
     if data is not None:
         try:
             data.mkdir(parents=True, exist_ok=True)
@@ -83,5 +83,7 @@ def places(whole: Installation) -> dict[str, str]:
         "control": said["control_url"],
         "logs": str(whole.log_dir),
         "settings": str(whole.settings_file),
+        "call": f". {shlex.quote(str(whole.settings_file))} && curl --header"
+        f' "authorization: Bearer $(rowclaim token user_1)" {whole.http_url}/fulfillment',
         "run": settings["ROWCLAIM_RUN"],
     }

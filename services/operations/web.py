@@ -7,6 +7,7 @@ GET /metrics        Prometheus text
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -19,9 +20,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.kernel.auth import PublicRoute
 from services.kernel.errors import CODES, Invariant, Refusal, Retryable, ServiceError, Stop
 from services.kernel.telemetry import Trace, unit_of_work
 
@@ -35,8 +37,29 @@ DRAIN_S: Final = 5
 # A sender that was told "not now" should not come back at once.
 RETRY_AFTER_S: Final = 5
 HTTP_CODES: Final[Mapping[int, str]] = {
+    HTTPStatus.BAD_REQUEST: "request_not_json",  # what FastAPI answers for a body it cannot decode at all
     HTTPStatus.NOT_FOUND: "not_found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
+}
+
+_JSON: Final = {"application/json": {"schema": {"type": "object"}}}
+LIVE: Final[Mapping[str, object]] = {
+    "summary": "Whether the process works",
+    "responses": {
+        "200": {"description": "The loop turns, and a consuming process consumes.", "content": _JSON},
+        "503": {"description": "Start it anew.", "content": _JSON},
+    },
+}
+READY: Final[Mapping[str, object]] = {
+    "summary": "Whether requests should be sent here",
+    "responses": {
+        "200": {"description": "Every check is well.", "content": _JSON},
+        "503": {"description": "One is not; it is named.", "content": _JSON},
+    },
+}
+METRICS: Final[Mapping[str, object]] = {
+    "summary": "Metrics, as Prometheus reads them",
+    "responses": {"200": {"description": "Text.", "content": {"text/plain": {"schema": {"type": "string"}}}}},
 }
 
 Checks = Mapping[str, Callable[[], Awaitable[str | None]]]
@@ -48,34 +71,52 @@ OnInvariant = Callable[[Invariant], Awaitable[None]]
 def make_app(
     routes: Sequence[BaseRoute], checks: Checks, on_invariant: OnInvariant, alive: Alive | None = None
 ) -> ASGIApp:
-    """One app of all routes, with health, metrics and problem documents.
+    """One app of all routes, with health, metrics and problem documents. Raises Invariant("route_unguarded").
 
     Bare routes (the webhooks) are answered by Starlette alone; FastAPI's own stand behind it, with all that costs.
     """
     handlers = exception_handlers(on_invariant)
-    bare = [route for route in routes if type(route) is Route]
-    described = [route for route in routes if type(route) is not Route]
+    bare = [route for route in routes if isinstance(route, PublicRoute)]
+    guarded = [route for route in routes if not isinstance(route, PublicRoute)]
     app = Starlette(routes=[*health_routes(checks, alive), *bare], exception_handlers=handlers)
     app.router.redirect_slashes = False  # a redirected POST is a lost one for most senders
-    if described:
-        app.router.default = api_of(described, handlers)
+    if guarded:
+        app.router.default = api_of(guarded, handlers)
     return Observed(app)
 
 
 def api_of(routes: Sequence[BaseRoute], handlers: Mapping[Any, Any]) -> ASGIApp:
-    """The routes that FastAPI describes and reads."""
+    """The routes that FastAPI describes and reads, every one of them guarded."""
     # Imported here: a process without such a route starts a quarter of a second sooner.
     from fastapi import FastAPI
-    from fastapi.exceptions import RequestValidationError
+    from fastapi.exceptions import RequestValidationError, ResponseValidationError
+
+    from services.operations.access import GuardedRoute
 
     async def invalid(_: Request, error: RequestValidationError) -> Response:
-        places = ", ".join(".".join(str(part) for part in fault["loc"]) for fault in error.errors())
-        return problem_of(Refusal("request_invalid", places))
+        # A body that was not decoded is handed over as it came: its type was not given as JSON.
+        if isinstance(error.body, bytes) or any(fault["type"] == "json_invalid" for fault in error.errors()):
+            return problem_of(Refusal("request_not_json"))
+        return problem_of(Refusal("request_invalid", places_of(error.errors())))
 
-    own: dict[Any, Any] = {**handlers, RequestValidationError: invalid}
-    api = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, exception_handlers=own)
+    async def misshapen(request: Request, error: ResponseValidationError) -> Response:
+        # Told anew: the original shows what was to be answered, and the log must name no person.
+        told: Response = await handlers[ServiceError](request, Invariant("response_invalid", places_of(error.errors())))
+        return told
+
+    for route in routes:
+        if not isinstance(route, GuardedRoute):
+            raise Invariant("route_unguarded", getattr(route, "path", type(route).__name__))
+    own: dict[Any, Any] = {**handlers, RequestValidationError: invalid, ResponseValidationError: misshapen}
+    api = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, exception_handlers=own)
     api.router.routes.extend(routes)
     return api
+
+
+def places_of(faults: Sequence[Any]) -> str:
+    """Where something is not as described; never what stood there, nor a member's name of the sender's making."""
+    places = [fault["loc"][:-1] if fault["type"] == "extra_forbidden" else fault["loc"] for fault in faults]
+    return ", ".join(dict.fromkeys(".".join(str(part) for part in place) for place in places))
 
 
 def exception_handlers(on_invariant: OnInvariant) -> dict[Any, Any]:
@@ -88,14 +129,20 @@ def exception_handlers(on_invariant: OnInvariant) -> dict[Any, Any]:
         return problem_of(error)
 
     async def http_error(_: Request, error: HTTPException) -> Response:
-        code = HTTP_CODES.get(error.status_code)
-        title = CODES[code].sentence if code else error.detail
-        return problem(error.status_code, code or f"http_{error.status_code}", title, headers=error.headers)
+        name = HTTP_CODES.get(error.status_code)
+        if name is None:
+            return problem(error.status_code, f"http_{error.status_code}", error.detail, headers=error.headers)
+        code = CODES[name]
+        return problem(code.status or error.status_code, name, code.sentence, headers=error.headers)
 
-    return {ServiceError: service_error, HTTPException: http_error}
+    async def unforeseen(_: Request, _error: Exception) -> Response:
+        # Told to the caller only: the error goes on to the server, which logs it.
+        return problem_of(ServiceError("internal_error"))
+
+    return {ServiceError: service_error, HTTPException: http_error, Exception: unforeseen}
 
 
-def health_routes(checks: Checks, alive: Alive | None) -> list[BaseRoute]:
+def health_routes(checks: Checks, alive: Alive | None) -> list[PublicRoute]:
     async def live(_: Request) -> Response:
         lives = alive is None or await alive()
         return JSONResponse({"live": lives}, HTTPStatus.OK if lives else HTTPStatus.SERVICE_UNAVAILABLE)
@@ -110,7 +157,11 @@ def health_routes(checks: Checks, alive: Alive | None) -> list[BaseRoute]:
     async def metrics(_: Request) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    return [Route("/health/live", live), Route("/health/ready", ready), Route("/metrics", metrics)]
+    return [
+        PublicRoute("/health/live", live, name="live", operation=LIVE),
+        PublicRoute("/health/ready", ready, name="ready", operation=READY),
+        PublicRoute("/metrics", metrics, name="metrics", operation=METRICS),
+    ]
 
 
 async def _checked(check: Callable[[], Awaitable[str | None]]) -> str | None:
@@ -124,18 +175,32 @@ async def _checked(check: Callable[[], Awaitable[str | None]]) -> str | None:
 def problem_of(error: ServiceError) -> Response:
     """The answer to an error of the list. What broke inside us is for the log, not for the caller."""
     status = error.code.status or HTTPStatus.INTERNAL_SERVER_ERROR
-    headers = {"retry-after": str(RETRY_AFTER_S)} if isinstance(error, Retryable) else None
+    headers: dict[str, str] = {}
+    wait_s = error.retry_after_s
+    if wait_s is None and isinstance(error, Retryable):
+        wait_s = RETRY_AFTER_S
+    if wait_s is not None:
+        headers["retry-after"] = str(max(math.ceil(wait_s), 1))
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
     detail = "" if status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Retryable) else error.detail
-    return problem(status, error.code.name, error.code.sentence, detail, headers=headers)
+    return problem(status, error.code.name, error.code.sentence, detail, members=error.members, headers=headers)
 
 
 def problem(
-    status: int, code: str, title: str, detail: str = "", *, headers: Mapping[str, str] | None = None
+    status: int,
+    code: str,
+    title: str,
+    detail: str = "",
+    *,
+    members: Mapping[str, object] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
     """A problem document (RFC 9457); ``code`` is the member a program reads."""
     body = {"type": f"urn:rowclaim:error:{code}", "title": title, "status": int(status), "code": code}
     if detail:
         body["detail"] = detail
+    body = {**(members or {}), **body}
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 
 

@@ -15,6 +15,7 @@ import uvloop
 
 from services.sandbox.github.world import DEFAULT_REPOSITORY, DEFAULT_TOKEN
 from services.sandbox.stripe.api import DEFAULT_KEY
+from services.sandbox.stripe.resources.prices import DEFAULT_PRICE
 from services.sandbox.world import Urls, World
 
 
@@ -58,6 +59,8 @@ def _ready(urls: Urls, world: World) -> dict[str, object]:
         "github_repository": DEFAULT_REPOSITORY,
         "stripe_url": urls.stripe,
         "stripe_api_key": DEFAULT_KEY,
+        "clerk_issuer": urls.clerk,
+        "stripe_price": DEFAULT_PRICE,
         "smtp_url": world.mail.url if world.mail is not None else None,
     }
 

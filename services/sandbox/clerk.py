@@ -5,7 +5,7 @@ import secrets as random_secrets
 import string
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
@@ -83,13 +83,20 @@ class Clerk:
         last_name: str | None = None,
         github_login: str | None = None,
         user_id: str | None = None,
+        more_emails: Sequence[str] = (),
+        private_metadata: Mapping[str, Any] | None = None,
+        public_metadata: Mapping[str, Any] | None = None,
+        unsafe_metadata: Mapping[str, Any] | None = None,
     ) -> User:
-        """A new user and ``user.created``; without an e-mail the list is empty and nothing is primary."""
+        """A new user and ``user.created``. Without an e-mail nothing is primary, whatever ``more_emails`` says."""
         now_ms = self._now_ms()
         user = _user(user_id or _new_id("user"), now_ms)
         user.update({"username": username, "first_name": first_name, "last_name": last_name})
         if email is not None:
             user.update(_emails(email))
+        user["email_addresses"] = [*map(_email, more_emails), *user["email_addresses"]]
+        for name, given in (("private", private_metadata), ("public", public_metadata), ("unsafe", unsafe_metadata)):
+            user[f"{name}_metadata"] = dict(given or {})
         if github_login is not None:
             user["external_accounts"] = [_github_account(github_login, email, now_ms)]
         self.users[user["id"]] = user
@@ -98,15 +105,22 @@ class Clerk:
 
     def update_user(self, user_id: str, changes: Mapping[str, Any]) -> User:
         """Change top-level fields (``email`` replaces the addresses) and ``user.updated``. Raises LookupError."""
-        if (user := self.users.get(user_id)) is None:
-            raise LookupError(f"no Clerk user {user_id!r}; create it first")
+        user = self._user(user_id)
         if unknown := changes.keys() - user.keys() - {"email"}:
             raise ValueError(f"a Clerk user has no {', '.join(sorted(unknown))}")
         user.update({name: value for name, value in changes.items() if name != "email"})
         if "email" in changes:
-            user.update(_emails(changes["email"]))
+            email = changes["email"]
+            user.update(_emails(email) if email is not None else _NO_EMAILS)
         user["updated_at"] = max(self._now_ms(), user["updated_at"] + 1)
         self._write("user.updated", user)
+        return user
+
+    def delete_user(self, user_id: str) -> User:
+        """The user is gone, and ``user.deleted`` says no more than that. Answers who it was. Raises LookupError."""
+        user = self._user(user_id)
+        del self.users[user_id]
+        self._write("user.deleted", {"deleted": True, "id": user_id, "object": "user"})
         return user
 
     async def play(self, plan: Plan) -> list[Delivery]:
@@ -119,9 +133,9 @@ class Clerk:
         ]
         return await self.outbox.play(parcels, plan)
 
-    def _write(self, event_type: str, user: User) -> None:
+    def _write(self, event_type: str, data: Mapping[str, Any]) -> None:
         body = {
-            "data": user,
+            "data": data,
             "event_attributes": {"http_request": {"client_ip": "127.0.0.1", "user_agent": "rowclaim-sandbox"}},
             "instance_id": self.instance_id,
             "object": "event",
@@ -145,6 +159,11 @@ class Clerk:
             } | signed_headers(message.id, message.body, secrets, int(time.time()) - age_s)
 
         return Parcel(Sender.CLERK, endpoint.id, message.id, message.type, endpoint.url, message.body, headers)
+
+    def _user(self, user_id: str) -> User:
+        if (user := self.users.get(user_id)) is None:
+            raise LookupError(f"no Clerk user {user_id!r}; create it first")
+        return user
 
     def _message(self, message_id: str) -> ClerkMessage:
         if (message := self.messages.get(message_id)) is None:
@@ -205,6 +224,9 @@ def _user(user_id: str, now_ms: int) -> User:
         "verification_attempts_remaining": 100,
         "web3_wallets": [],
     }
+
+
+_NO_EMAILS: Final[Mapping[str, Any]] = {"email_addresses": [], "primary_email_address_id": None}
 
 
 def _emails(primary: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from services.sandbox.log import ENTRIES_MAX, Vendor
 from services.sandbox.outbox import Delivery
 from services.sandbox.stripe.books import Obj
 from services.sandbox.stripe.refusals import StripeRefusal
+from services.sandbox.stripe.resources.charges import dispute, refund
 from services.sandbox.stripe.resources.checkout_sessions import open_session
 from services.sandbox.stripe.resources.webhook_endpoints import active_secrets, create_endpoint, roll_secret
 
@@ -274,6 +275,16 @@ def _leave_session(world: "World", wanted: wire.LeaveSession) -> Obj:
     return world.buyer.leave(wanted.session_id)
 
 
+@on(wire.RefundCharge)
+def _refund_charge(world: "World", wanted: wire.RefundCharge) -> Obj:
+    return refund(world.books, wanted.session_id, wanted.amount)
+
+
+@on(wire.DisputeCharge)
+def _dispute_charge(world: "World", wanted: wire.DisputeCharge) -> Obj:
+    return dispute(world.books, wanted.session_id, wanted.reason)
+
+
 @on(wire.AddStripeEndpoint)
 def _add_stripe_endpoint(world: "World", wanted: wire.AddStripeEndpoint) -> wire.StripeEndpoint:
     endpoint = create_endpoint(
@@ -332,12 +343,38 @@ def _create_clerk_user(world: "World", wanted: wire.CreateClerkUser) -> Obj:
         last_name=wanted.last_name,
         github_login=wanted.github_login,
         user_id=wanted.user_id,
+        more_emails=wanted.more_emails,
+        private_metadata=wanted.private_metadata,
+        public_metadata=wanted.public_metadata,
+        unsafe_metadata=wanted.unsafe_metadata,
     )
 
 
 @on(wire.UpdateClerkUser)
 def _update_clerk_user(world: "World", wanted: wire.UpdateClerkUser) -> Obj:
     return world.clerk.update_user(wanted.user_id, wanted.changes)
+
+
+@on(wire.DeleteClerkUser)
+def _delete_clerk_user(world: "World", wanted: wire.DeleteClerkUser) -> Obj:
+    return world.clerk.delete_user(wanted.user_id)
+
+
+@on(wire.MintToken)
+def _mint_token(world: "World", wanted: wire.MintToken) -> str:
+    return world.issuer.mint(
+        wanted.user_id,
+        role=wanted.role,
+        expires_in_s=wanted.expires_in_s,
+        signature=wanted.signature,
+        claims=wanted.claims,
+        header=wanted.header,
+    )
+
+
+@on(wire.RotateTokenKey)
+def _rotate_token_key(world: "World", wanted: wire.RotateTokenKey) -> str:
+    return world.issuer.rotate(keep_old=wanted.keep_old)
 
 
 @on(wire.DeliverClerk)

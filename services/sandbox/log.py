@@ -23,6 +23,7 @@ class Vendor(StrEnum):
 
     GITHUB = "github"
     STRIPE = "stripe"
+    CLERK = "clerk"
 
 
 class InviteEffect(StrEnum):

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from services.sandbox.clerk import ClerkEndpoint
 from services.sandbox.faults import Fault
 from services.sandbox.github.shapes import AccountType
+from services.sandbox.issuer import Signature
 from services.sandbox.log import LoggedRequest
 from services.sandbox.outbox import Delivery, Plan, Posting
 from services.sandbox.stripe.buyer import Payment
@@ -266,6 +267,22 @@ class LeaveSession(Command[Obj]):
 
 
 @dataclass(frozen=True, slots=True)
+class RefundCharge(Command[Obj]):
+    """The shop gives a Session's money back, or ``amount`` of it (in the smallest unit); answers the charge."""
+
+    session_id: str
+    amount: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DisputeCharge(Command[Obj]):
+    """The buyer's bank asks for a Session's money back; answers the dispute."""
+
+    session_id: str
+    reason: str = "fraudulent"
+
+
+@dataclass(frozen=True, slots=True)
 class AddStripeEndpoint(Command[StripeEndpoint]):
     """A webhook endpoint. ``api_version`` is not checked here: tomorrow's may be tried."""
 
@@ -347,14 +364,50 @@ class CreateClerkUser(Command[Obj]):
     last_name: str | None = None
     github_login: str | None = None
     user_id: str | None = None
+    more_emails: tuple[str, ...] = ()
+    """Further addresses, none of them primary."""
+    private_metadata: Mapping[str, Any] | None = None
+    public_metadata: Mapping[str, Any] | None = None
+    unsafe_metadata: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateClerkUser(Command[Obj]):
-    """Changed top-level fields (``email`` replaces the addresses), and ``user.updated``; answers the user."""
+    """Changed top-level fields (``email`` replaces the addresses, null: all gone), and ``user.updated``; answers the
+    user."""
 
     user_id: str
     changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteClerkUser(Command[Obj]):
+    """The user is gone, and ``user.deleted``; answers who it was."""
+
+    user_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class MintToken(Command[str]):
+    """A session token of any user id, known to Clerk or not; good unless told otherwise.
+
+    ``claims`` and ``header`` are laid over the usual ones, null takes one away: ``{"exp": 1}`` has expired,
+    ``{"iss": "https://elsewhere"}`` is another's.
+    """
+
+    user_id: str
+    role: str | None = None
+    expires_in_s: int = 60
+    signature: Signature = Signature.GOOD
+    claims: Mapping[str, Any] | None = None
+    header: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RotateTokenKey(Command[str]):
+    """A new key signs; the old ones stay published unless told otherwise. Answers the new one's id."""
+
+    keep_old: bool = True
 
 
 @dataclass(frozen=True, slots=True)

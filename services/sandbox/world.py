@@ -1,7 +1,7 @@
 """The whole outside world in one object: usable in a test's own process, or as a process of its own.
 
-``GET /github/...`` and ``/stripe/...`` are the vendors; ``/control/...`` is the hand behind the scenery and is not
-written into the request log.
+``/github/...``, ``/stripe/...`` and ``/clerk/...`` are the vendors; ``/control/...`` is the hand behind the scenery and
+is not written into the request log.
 """
 
 import asyncio
@@ -19,12 +19,14 @@ from services.sandbox.faults import FaultScript
 from services.sandbox.github.api import GitHubApi
 from services.sandbox.github.world import GitHubWorld
 from services.sandbox.http import Door, Receive, Scope, Send
+from services.sandbox.issuer import Issuer, IssuerApi
 from services.sandbox.log import RequestLog, Vendor
 from services.sandbox.outbox import Outbox
 from services.sandbox.server import serving
 from services.sandbox.stripe.api import StripeApi
 from services.sandbox.stripe.books import Books
 from services.sandbox.stripe.buyer import Buyer
+from services.sandbox.stripe.resources.prices import seed_price
 from services.sandbox.stripe.webhooks import Webhooks
 
 if TYPE_CHECKING:
@@ -49,6 +51,11 @@ class Urls:
         return f"{self.base}/stripe"
 
     @property
+    def clerk(self) -> str:
+        """The issuer of session tokens; its keys are at ``/.well-known/jwks.json`` below."""
+        return f"{self.base}/clerk"
+
+    @property
     def control(self) -> str:
         """For SandboxControl."""
         return f"{self.base}/control"
@@ -66,15 +73,19 @@ class World:
         self.github.seed()
         self.github_api = GitHubApi(self.github, self.clock, self.faults)
         self.books = Books(self.clock)
+        seed_price(self.books)
         self.stripe_api = StripeApi(self.books, self.clock, self.faults)
         self.buyer = Buyer(self.books)
         self.webhooks = Webhooks(self.books, self.outbox)
         self.clerk = Clerk(self.clock, self.outbox)
+        self.issuer = Issuer()
         self.mail: MailSink | None = None
         """The SMTP sink, when this process hosts one."""
         self.closing = asyncio.Event()
         self._github_door = Door(Vendor.GITHUB, "/github", self.github_api, self.log, self.closing)
         self._stripe_door = Door(Vendor.STRIPE, "/stripe", self.stripe_api, self.log, self.closing)
+        issuer_api = IssuerApi(self.issuer, self.clock, self.faults)
+        self._clerk_door = Door(Vendor.CLERK, "/clerk", issuer_api, self.log, self.closing)
         self._control: Starlette = control_app(self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,6 +95,8 @@ class World:
             await self._github_door(scope, receive, send)
         elif raw_path.startswith(b"/stripe/"):
             await self._stripe_door(scope, receive, send)
+        elif raw_path.startswith(b"/clerk/"):
+            await self._clerk_door(scope, receive, send)
         else:
             await self._control(scope, receive, send)
 
@@ -92,8 +105,10 @@ class World:
         """Listen on loopback while the block runs; port 0 picks a free one. OSError when the port is taken."""
         self.closing.clear()
         async with serving(self, port) as base:
+            urls = Urls(base)
+            self.issuer.url = urls.clerk
             try:
-                yield Urls(base)
+                yield urls
             finally:
                 # Whoever hangs by script is let go, or the server would wait for them.
                 self.closing.set()

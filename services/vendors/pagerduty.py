@@ -23,7 +23,7 @@ RATE_LIMITED: Final = timedelta(seconds=30)
 
 
 class PagerDuty:
-    """``kernel.pager.PageSender`` over HTTP."""
+    """A page sender (``operations.paging``) over HTTP."""
 
     def __init__(self, client: httpx.AsyncClient, gates: Gates, *, url: SecretStr, routing_key: SecretStr) -> None:
         self.gates = gates

@@ -34,6 +34,8 @@ class Failure:
 
     kind: FailureKind
     code: str
+    param: str | None = None
+    """The parameter Stripe took exception to, where it names one."""
 
 
 def failure_of(error: stripe.StripeError) -> Failure:
@@ -52,7 +54,7 @@ def failure_of(error: stripe.StripeError) -> Failure:
         case stripe.APIError() if code == "idempotency_key_in_use":
             return Failure(FailureKind.BUSY, code)
         case stripe.InvalidRequestError() | stripe.CardError():
-            return Failure(FailureKind.REFUSED, code)
+            return Failure(FailureKind.REFUSED, code, error.param or None)
         case _:
             return Failure(FailureKind.UNKNOWN, code)
 

@@ -6,6 +6,7 @@ from services.kernel import deliveries
 from services.kernel.claim import WORKER
 from services.kernel.db import Tx
 from services.kernel.deliveries import ClaimedDelivery, Delivery, Done, NotOurs, Parked, PutBack, Verdict
+from services.operations.store import reap_deliveries
 from tests.conformance.claims import Claims
 from tests.conformance.kind import Held, Kind
 
@@ -49,7 +50,7 @@ async def renew(tx: Tx, held: Held) -> bool:
 
 
 async def reap(tx: Tx) -> int:
-    return len(await deliveries.reap_deliveries(tx))
+    return len(await reap_deliveries(tx))
 
 
 DELIVERIES = Kind(

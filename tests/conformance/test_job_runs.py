@@ -6,7 +6,8 @@ from datetime import timedelta
 from services.kernel import jobs
 from services.kernel.claim import WORKER
 from services.kernel.db import Tx
-from services.kernel.jobs import ClaimedPeriod, Job
+from services.kernel.jobs import Job
+from services.operations.store import periods as store
 from tests.conformance.claims import Claims
 from tests.conformance.kind import Held, Kind
 
@@ -19,29 +20,29 @@ JOB = Job(name="rollups", schedule=jobs.daily(hour=3), run=never_run)
 
 
 async def claim(tx: Tx, limit: int) -> list[Held]:
-    period = await jobs.claim_period(tx, JOB)
+    period = await store.claim_period(tx, JOB)
     return [] if period is None else [Held((JOB.name, period.period), period.claim_token)]
 
 
-def period_of(held: Held) -> ClaimedPeriod:
+def period_of(held: Held) -> store.ClaimedPeriod:
     _, period = held.key
-    return ClaimedPeriod(str(period), held.token, 1)
+    return store.ClaimedPeriod(str(period), held.token, 1)
 
 
 async def finish(tx: Tx, held: Held) -> bool:
-    return await jobs.finish(tx, JOB, period_of(held), {"rows": 7})
+    return await store.finish(tx, JOB, period_of(held), {"rows": 7})
 
 
 async def put_back(tx: Tx, held: Held) -> bool:
-    return await jobs.put_back(tx, JOB, period_of(held), timedelta(0))
+    return await store.put_back(tx, JOB, period_of(held), timedelta(0))
 
 
 async def renew(tx: Tx, held: Held) -> bool:
-    return await jobs.renew(tx, JOB, period_of(held))
+    return await store.renew(tx, JOB, period_of(held))
 
 
 async def reap(tx: Tx) -> int:
-    return await jobs.reap(tx, JOB)
+    return await store.reap(tx, JOB)
 
 
 JOB_RUNS = Kind(
@@ -54,7 +55,7 @@ select '{JOB.name}', 'day ' || n, 'due', 'plan', rowclaim_now() - interval '1 da
 from generate_series($1::int, 1, -1) n""",
     ages="next_attempt_at, period",
     claim=claim,
-    claim_query=jobs.CLAIM,
+    claim_query=store.CLAIM,
     claim_arguments=(JOB.name, WORKER, JOB.lease),
     claim_index="job_runs_due",
     lease=JOB.lease,

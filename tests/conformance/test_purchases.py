@@ -39,6 +39,7 @@ def claimed(held: Held) -> ClaimedPurchase:
         timeouts_in_row=0,
         timeout_starts=[],
         deferrals=0,
+        replaces=None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Says at the end of a run how many kills were survived, and where they were."""
+"""Says at the end of a run how many kills were survived, and where they were; and how many schedules were played."""
 
 from collections.abc import Callable
 
@@ -8,6 +8,7 @@ from tests.crash.sweep import Report
 
 Record = Callable[[str, Report], None]
 _PROPERTY = "crash points"
+_COUNTED = (_PROPERTY, "interleavings")
 
 
 @pytest.fixture
@@ -23,5 +24,5 @@ def record_points(request: pytest.FixtureRequest) -> Record:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
-            if name == _PROPERTY:
-                terminalreporter.write_line(f"{_PROPERTY}: {value}")
+            if name in _COUNTED:
+                terminalreporter.write_line(f"{name}: {value}")

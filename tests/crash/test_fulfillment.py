@@ -27,11 +27,12 @@ from services.fulfillment.gateway.mail import open_mailer
 from services.ingress.store import Arrival, arrive
 from services.kernel import inbox
 from services.kernel.db import Database
-from services.kernel.deliveries import DeliveryWorker, reap_deliveries
+from services.kernel.deliveries import DeliveryWorker
 from services.kernel.doors import Door
 from services.kernel.gate import Gates
 from services.kernel.inbox import Subscription
-from services.kernel.pager import LogSender, Pager
+from services.kernel.pager import Pager
+from services.operations.store import reap_deliveries
 from services.sandbox.control import SandboxControl
 from services.sandbox.embedded.mail import MailSink
 from services.sandbox.embedded.process import free_ports
@@ -85,7 +86,7 @@ class Paid(World):
 
     async def arrange(self) -> None:
         async with SandboxControl(self.urls.control) as control:
-            session = await control.do(CreateSession(_session()))
+            session = await control.do(CreateSession(checkout_params()))
             await control.do(CompleteSession(session["id"], email="buyer@example.com"))
         database = await self.open()
         await inbox.subscribe(database, SLICE, [Subscription("stripe", KIND)])
@@ -121,14 +122,12 @@ class Paid(World):
             gates = Gates(database, pace_s=paces(settings))
             checkout = StripeCheckout(stripe_client(DEFAULT_KEY, http, api_url=self.urls.stripe), gates)
             mailer = open_mailer(SecretStr(self.smtp), gates, sender="shop@example.com", product="The course")
-            outside = Outside(
-                GitHubInviter(settings, http, gates), checkout, mailer, gates, Pager(database, LogSender())
-            )
+            outside = Outside(GitHubInviter(settings, http, gates), checkout, mailer, gates, Pager(database))
             await work(Fulfillment(database, outside, attempt_bound_s=20, stopping=asyncio.Event()))
         await database.close()
 
     async def flow(self) -> None:
-        await self.process(_work_off)
+        await self.process(work_off)
 
     async def redrive(self) -> None:
         """The dead process's leases are over, the reaper came by, another process takes the event up."""
@@ -138,7 +137,7 @@ class Paid(World):
         )
         await reap_deliveries(await self.open())
         await owner.close()
-        await self.process(_work_off)
+        await self.process(work_off)
 
     async def forced(self) -> None:
         """A person forces whatever is stranded."""
@@ -176,8 +175,8 @@ class Paid(World):
     def judge(self, killed: tuple[Ended, ...]) -> list[str]:
         """Without force first: what no machine may do twice, and what it must not hide. Then with it: all is done."""
         before = asyncio.run(self.seen())
-        held = sum(_times(end, "edge = 'claim'", "purchases") for end in killed) - sum(
-            _times(end, f"edge = '{edge}'", "purchases") for end in killed for edge in ("deliver", "refuse", "put_back")
+        held = sum(times(end, "edge = 'claim'", "purchases") for end in killed) - sum(
+            times(end, f"edge = '{edge}'", "purchases") for end in killed for edge in ("deliver", "refuse", "put_back")
         )
         stranded = [handle for handle, state in before.purchases.items() if state == "in_progress"]
         wrong = [] if len(stranded) == held else [f"{held} claims were cut off, {stranded} in progress"]
@@ -213,7 +212,7 @@ class Paid(World):
         return {Door.HTTP: len(end.requests), Door.SMTP: len(end.mails)}
 
 
-def _session() -> dict[str, Any]:
+def checkout_params() -> dict[str, Any]:
     return {
         "mode": "payment",
         "success_url": "https://example.com/thanks",
@@ -225,7 +224,7 @@ def _session() -> dict[str, Any]:
     }
 
 
-async def _work_off(fulfillment: Fulfillment) -> None:
+async def work_off(fulfillment: Fulfillment) -> None:
     worker = DeliveryWorker(fulfillment.db, SLICE, partial(handle, fulfillment), lease=LEASE, batch_max=20)
     while await worker.step():
         pass
@@ -236,7 +235,7 @@ def _plain_client() -> httpx.AsyncClient:
     return http_client(httpx.AsyncHTTPTransport(verify=False))
 
 
-def _times(end: Ended, *parts: str) -> int:
+def times(end: Ended, *parts: str) -> int:
     """How many statements with these words were certainly executed."""
     return sum(point.moment == "after" and all(part in point.what for part in parts) for point in end.crossed)
 
@@ -244,7 +243,7 @@ def _times(end: Ended, *parts: str) -> int:
 def _lost_a_mail(end: Ended) -> bool:
     """Killed with the outcome written and the mail not yet handed over."""
     mailed = any(point.door is Door.SMTP and point.moment == "after" for point in end.crossed)
-    return bool(_times(end, "edge = 'deliver'")) and not mailed
+    return bool(times(end, "edge = 'deliver'")) and not mailed
 
 
 @pytest.fixture

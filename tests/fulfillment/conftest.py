@@ -9,10 +9,28 @@ from typing import Any, Protocol
 import asyncpg
 import pytest
 
-from services.fulfillment.flow.flush import Fulfillment, Outside
-from services.fulfillment.machine import AccessMail, Fetched, MailAnswer, MailSent, SessionAnswer, SessionMissing
+from services.fulfillment.flow.flush import Fulfillment, Inviter, Outside
+from services.fulfillment.machine import (
+    AccessMail,
+    ChargeAnswer,
+    ChargeMissing,
+    Fetched,
+    FulfillmentState,
+    HandleAnswer,
+    InvitationQuery,
+    InvitationStanding,
+    InviteRequest,
+    MailAnswer,
+    MailSent,
+    NewSession,
+    Opened,
+    Outcome,
+    SessionAnswer,
+    SessionMissing,
+    SessionOpened,
+)
 from services.kernel.gate import Gates
-from services.kernel.pager import LogSender, Pager
+from services.kernel.pager import Pager
 from tests.fixtures.database import Connect, Connection
 from tests.fulfillment.product import GATE, open_product
 from tests.fulfillment.vendor import Vendor
@@ -51,6 +69,17 @@ class Purchases:
             )
         return added
 
+    async def in_state(self, state: str, handle: str | None = "octocat", **columns: Any) -> int:
+        """A purchase in a state, as its last writer left it just now."""
+        error = (
+            {"fulfillment_last_error": "no", "fulfillment_last_code": "no"} if state == FulfillmentState.FAILED else {}
+        )
+        now = await self.now()
+        attempted = {"fulfillment_attempted_at": now, "fulfillment_attempts": 1}
+        delivered = {"fulfilled_at": now} if state == FulfillmentState.DELIVERED else {}
+        known = error | delivered | ({} if state == FulfillmentState.PENDING else attempted)
+        return await self.add(handle, fulfillment_state=state, **(known | columns))
+
     async def now(self) -> datetime:
         """The database's instant."""
         now: datetime = await self._owner.fetchval("select rowclaim_now()")
@@ -61,6 +90,10 @@ class Purchases:
         row = await self._owner.fetchrow("select * from purchases where id = $1", purchase_id)
         assert row is not None
         return row
+
+    async def ids(self) -> list[int]:
+        """All ids, in order."""
+        return [r["id"] for r in await self._owner.fetch("select id from purchases order by id")]
 
     async def states(self) -> list[str]:
         """All states, by id."""
@@ -97,10 +130,16 @@ class Post:
 
 @dataclass(slots=True)
 class Sessions:
-    """Checkout Sessions as their vendor has them."""
+    """Checkout Sessions, and the charges in them, as their vendor has them."""
 
     found: dict[str, SessionAnswer] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    charges: dict[str, ChargeAnswer] = field(default_factory=dict)
+    paid_in: dict[str, str] = field(default_factory=dict)
+    """The Session by its payment."""
+    opened: list[NewSession] = field(default_factory=list)
+    says: SessionOpened = field(default_factory=lambda: Opened("cs_test_opened", "https://stripe.test/pay"))
+    """To whoever opens one."""
 
     def put(self, session_id: str, **fields: Any) -> None:
         """A paid Session of this slice, with these fields laid over it."""
@@ -121,6 +160,38 @@ class Sessions:
     async def fetch(self, session_id: str) -> SessionAnswer:
         self.asked.append(session_id)
         return self.found.get(session_id, SessionMissing())
+
+    async def session_of_payment(self, payment_id: str) -> SessionAnswer:
+        return await self.fetch(self.paid_in.get(payment_id, "none"))
+
+    async def charge(self, charge_id: str) -> ChargeAnswer:
+        self.asked.append(charge_id)
+        return self.charges.get(charge_id, ChargeMissing())
+
+    async def open(self, new: NewSession) -> SessionOpened:
+        self.opened.append(new)
+        return self.says
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The product of this installation, whose check of a handle is the vendor's script alone."""
+
+    product: Inviter
+    vendor: Vendor
+
+    @property
+    def gate(self) -> str:
+        return self.product.gate
+
+    async def check(self, handle: str) -> HandleAnswer:
+        return await self.vendor.check(handle)
+
+    async def invite(self, request: InviteRequest) -> Outcome:
+        return await self.product.invite(request)
+
+    async def standing(self, query: InvitationQuery) -> InvitationStanding:
+        return await self.product.standing(query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +226,7 @@ def start(connect: Connect) -> Start:
         gates = Gates(db, pace_s={GATE: pace_s})
         vendor, post, sessions = (like.vendor, like.post, like.sessions) if like else (Vendor(), Post(), Sessions())
         stopping = asyncio.Event()
-        outside = Outside(open_product(vendor, gates), sessions, post, gates, Pager(db, LogSender()))
+        outside = Outside(Checked(open_product(vendor, gates), vendor), sessions, post, gates, Pager(db))
         return Process(Fulfillment(db, outside, bound_s, stopping), vendor, post, sessions, gates, stopping)
 
     return process

@@ -25,14 +25,26 @@ def open_product(vendor: Vendor, gates: Gates) -> Inviter:
     """The slice's gateway, whose every request the vendor answers."""
 
     async def answer(request: httpx.Request) -> httpx.Response:
-        last = unquote(request.url.raw_path.decode().split("?")[0].rsplit("/", 1)[-1])
-        if request.method == "PUT":
-            return _put(await vendor.asked(last))
+        *_, kind, last = (unquote(part) for part in request.url.raw_path.decode().split("?")[0].split("/"))
+        match request.method, kind:
+            case "PUT", _:
+                return _put(await vendor.asked(last))
+            case "DELETE", _:
+                vendor.removed.append(last)
+                return httpx.Response(204)
         vendor.questions.append(last)
-        if "/collaborators/" in request.url.path:
-            return _json(404, message="Not Found")
-        if request.url.path.endswith("/invitations"):
-            return httpx.Response(200, json=[_invitation(handle) for handle in vendor.delivered])
+        names = {str(number): handle for handle, number in vendor.accounts.items()}
+        if vendor.mute:
+            return _json(503, message="Service unavailable")
+        if last == "invitations":
+            asked = [handle for handle in vendor.delivered if handle not in vendor.accepted]
+            return httpx.Response(200, json=[_invitation(vendor, handle) for handle in asked])
+        if kind == "collaborators" and last in vendor.accepted:
+            return httpx.Response(204)
+        if kind == "users" and last in vendor.accounts:
+            return _json(200, login=last, id=vendor.accounts[last], type="User")
+        if kind == "user" and last in names:
+            return _json(200, login=names[last], id=int(last), type="User")
         return _json(404, message="Not Found")
 
     return GitHubInviter(SETTINGS, http_client(httpx.MockTransport(answer)), gates)
@@ -41,7 +53,7 @@ def open_product(vendor: Vendor, gates: Gates) -> Inviter:
 def _put(says: Says) -> httpx.Response:
     match says:
         case Says.YES:
-            return httpx.Response(201, json=_invitation("somebody"))
+            return httpx.Response(201, json=_invitation(Vendor(), "somebody"))
         case Says.HAD_IT:
             return httpx.Response(204)
         case Says.NO:  # and the look-up finds no account either
@@ -64,5 +76,10 @@ def _json(status: int, **body: Any) -> httpx.Response:
     return httpx.Response(status, json=body)
 
 
-def _invitation(handle: str) -> dict[str, Any]:
-    return {"id": 42, "invitee": {"id": 7, "login": handle, "type": "User"}, "html_url": "https://github.test/accept"}
+def _invitation(vendor: Vendor, handle: str) -> dict[str, Any]:
+    return {
+        "id": 42,
+        "invitee": {"id": vendor.accounts.get(handle, 7), "login": handle, "type": "User"},
+        "html_url": "https://github.test/accept",
+        "expired": handle in vendor.ran_out,
+    }

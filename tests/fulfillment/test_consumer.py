@@ -4,17 +4,20 @@ import asyncio
 import json
 import signal
 import sys
+from datetime import timedelta
 
 import pytest
 
 from services.fulfillment.consumer import SERVICE, FulfillmentSettings
 from services.fulfillment.machine import FulfillmentState
+from services.ingress.store import Arrival, arrive
 from services.kernel.settings import load_settings, variables
 from services.sandbox.faults import Act, Fault
 from services.sandbox.log import Vendor
-from tests.fixtures.database import ROOT, Connection
+from tests.fixtures.database import ROOT, Connect, Connection
 from tests.fixtures.fulfillment import REPOSITORY, House
 from tests.fulfillment.conftest import Purchases
+from tests.fulfillment.flow.test_forgetting import BLANK, WHOLE
 from tests.waiting import wait_until
 
 PENDING, IN_PROGRESS, DELIVERED, FAILED = (state.value for state in FulfillmentState)
@@ -25,7 +28,7 @@ RACE_S = 150.0
 MANY_FLUSHES = """
 import asyncio, contextlib, json, sys
 from services.fulfillment.consumer import SERVICE, open_fulfillment
-from services.kernel.pager import LogSender
+from services.operations.paging import LogSender
 from services.operations.environment import load
 from services.operations.process import Process
 
@@ -40,6 +43,33 @@ async def main():
         await asyncio.to_thread(sys.stdin.readline)
         reports = await asyncio.gather(*(one.flush() for one in flushes))
         print(json.dumps([report.delivered for report in reports]))
+
+asyncio.run(main())
+"""
+
+
+# A correction in a process that kills itself beside the statement that writes it: argv = before or after, purchase.
+CORRECTION_DIES = """
+import asyncio, os, signal, sys
+from services.fulfillment import store
+from services.fulfillment.consumer import SERVICE, open_fulfillment
+from services.fulfillment.flow.buyer import requeue
+from services.kernel import doors
+from services.operations.environment import load
+from services.operations.paging import LogSender
+from services.operations.process import Process
+
+def watch(door, what, moment):
+    if what == store.CORRECT and moment == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+async def sender(process):
+    return LogSender()
+
+async def main():
+    doors.watch(watch)
+    async with Process.open("tests", [SERVICE], load([SERVICE], [SERVICE]), sender) as process:
+        await requeue(await open_fulfillment(process), "user_1", int(sys.argv[2]), "octocat")
 
 asyncio.run(main())
 """
@@ -158,6 +188,24 @@ async def test_killed_between_the_answer_and_its_outcome_a_purchase_waits_for_a_
     assert len(house.sink.messages) == 1
 
 
+@pytest.mark.promise("F76")
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_correction_is_written_whole_or_not_at_all(house: House, purchases: Purchases, moment: str) -> None:
+    purchase = await purchases.in_state(
+        FAILED, "typo", user_id="user_1", fulfillment_attempted_at=await purchases.now() - timedelta(hours=1)
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CORRECTION_DIES, moment, str(purchase)), cwd=ROOT, env=dict(house.environ)
+    )
+    async with asyncio.timeout(RACE_S):
+        assert await process.wait() == -signal.SIGKILL
+    row = await purchases.row(purchase)
+    written = (row["github_handle"], row["fulfillment_state"], row["fulfillment_last_error"])
+    assert written == (("typo", FAILED, "no") if moment == "before" else ("octocat", PENDING, None))
+    assert house.calls() == []
+    assert (await house.command("flush", "--json")).answer["delivered"] == (moment == "after")
+
+
 @pytest.mark.promise("F51")
 async def test_killed_between_delivery_and_mail_only_force_sends_the_mail(house: House, purchases: Purchases) -> None:
     purchase = await purchases.add("octocat")
@@ -198,8 +246,12 @@ def test_the_card_says_what_fulfillment_is_owed_and_what_runs() -> None:
     assert {(one.source, one.kind) for one in SERVICE.subscriptions} == {
         ("stripe", "checkout.session.completed"),
         ("stripe", "checkout.session.async_payment_succeeded"),
+        ("stripe", "charge.refunded"),
+        ("stripe", "charge.dispute.created"),
+        ("clerk", "user.created"),
+        ("clerk", "user.updated"),
     }
-    assert SERVICE.topics == ("stripe.events.v1",)
+    assert SERVICE.topics == ("stripe.events.v1", "clerk.events.v1")
     assert [machine.table for machine in SERVICE.machines] == ["purchases"]
 
 
@@ -212,7 +264,8 @@ async def test_a_sweep_over_purchases_runs_only_where_it_was_switched_on(
     async with house.runtime(ROWCLAIM_FULFILLMENT_SWEEP=sweep) as process:
         assert SERVICE.consume is not None
         consumption = await SERVICE.consume(process)
-        assert ([one.name for one in consumption.sweeps], list(consumption.jobs)) == (sweeps, [])
+        assert [one.name for one in consumption.sweeps] == sweeps
+        assert [one.name for one in consumption.jobs] == ["fulfillment.invitations"]
         for one in consumption.sweeps:
             assert (await one.run_once())["delivered"] == 1
     assert await purchases.states() == [DELIVERED if sweeps else PENDING]
@@ -225,3 +278,49 @@ def test_the_settings_are_named_after_the_slice_and_keep_their_secrets(house: Ho
     assert (settings.attempt_bound_s, settings.delivery_lease_s, settings.sweep) == (20.0, 30.0, False)
     for secret in (settings.github_token, settings.stripe_api_key):
         assert secret.get_secret_value() not in repr(settings)
+
+
+# ------------------------------------------------------------------------------------------------- a forgotten person
+FORGET = ("forget", "user_ann", "--reason", "asked by letter", "--json")
+
+
+@pytest.fixture
+async def told(connect: Connect) -> None:
+    """Stored events: one names the buyer's Session, one their address, one somebody else."""
+    bodies = {"a": b'{"id": "cs_ann"}', "b": b'{"email": "ann@example.com"}', "c": b'{"email": "joann@example.com"}'}
+    arrivals = [Arrival("stripe", name, "charge.refunded", body) for name, body in bodies.items()]
+    await arrive(await connect("rowclaim_ingress"), arrivals)
+
+
+async def kept(owner: Connection) -> list[bytes]:
+    return [row["body"] for row in await owner.fetch("select body from event_bodies order by event_id")]
+
+
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize(
+    "dies_at",
+    [
+        ("database", "after", "\ninsert into admin_actions"),
+        ("database", "before", "\nupdate event_bodies"),
+        ("database", "after", "\nupdate event_bodies"),
+        ("database", "before", "\nselect d.event_id || "),
+        None,
+    ],
+    ids=lambda place: place and " ".join(place[1:]).replace("\n", ""),
+)
+async def test_killed_anywhere_and_run_again_it_completes(
+    house: House, purchases: Purchases, owner: Connection, dies_at: tuple[str, str, str] | None
+) -> None:
+    purchase = await purchases.add("ann", user_id="user_ann", **WHOLE | {"stripe_session_id": "cs_ann"})
+    before = dict(await purchases.row(purchase))
+    if dies_at is not None:
+        assert (await house.command(*FORGET, dies_at=dies_at)).exit == -9
+        assert dict(await purchases.row(purchase)) == before
+    done = await house.command(*FORGET)
+    assert done.exit == 0, done.err
+    assert done.answer["purchases"] == 1
+    assert dict(await purchases.row(purchase)) == before | BLANK
+    assert await kept(owner) == [b"", b"", b'{"email": "joann@example.com"}']
+    written = await owner.fetch("select verb, target, reason, before, after from admin_actions")
+    assert {row["verb"] for row in written} == {"forget", "forgotten"}
+    assert not any(word in str([*written, done]) for word in ("example.com", "cs_ann", "pi_ann", "octo"))

@@ -14,7 +14,7 @@ from tests.fixtures.database import ROOT
 
 README = ROOT / "services/fulfillment/README.md"
 REPLACED = "services/fulfillment/gateway/invite.py"
-UNEDITED = ("tests/fulfillment/test_flow.py", "tests/fulfillment/test_flow_events.py")
+UNEDITED = ("tests/fulfillment/flow",)
 
 # The vendor's double speaks its product's wire format, as `tests/fulfillment/product.py` does for GitHub.
 LICENCE_SERVER = '''

@@ -1,22 +1,29 @@
 """The claim and its column, on the migrated schema and past our own code."""
 
 import asyncio
+import inspect
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
 import pytest
 
 from services.fulfillment import store
-from services.fulfillment.machine import Delivered, FulfillmentState
+from services.fulfillment.flow import invitations
+from services.fulfillment.machine import Delivered, FulfillmentState, Invitation
 from services.kernel.claim import WORKER
+from services.kernel.db import Database
+from services.kernel.errors import Retryable
 from tests.fixtures.database import Connect, Connection, DatabaseUrl
 from tests.fulfillment.conftest import ROLE, Purchases
 from tests.house.source import ROOT, modules
 from tests.house.test_sql_text import statements
+from tests.waiting import wait_until
 
 PENDING, IN_PROGRESS, DELIVERED, FAILED = (state.value for state in FulfillmentState)
 STATEMENTS = [s for s in statements(ROOT) if s.module.name == "services.fulfillment.store"]
@@ -114,10 +121,11 @@ async def test_a_row_to_which_a_child_is_just_being_attached_is_claimed_in_its_t
     connect: Connect, purchases: Purchases, owner: Connection
 ) -> None:
     oldest, _ = await purchases.add(age_s=60), await purchases.add()
-    await owner.execute("create table notes (purchase_id bigint references purchases)")
     db = await connect(ROLE)
     async with owner.transaction():
-        await owner.execute("insert into notes values ($1)", oldest)
+        await owner.execute(
+            "insert into entitlements (purchase_id, user_id, kind) values ($1, 'user_1', 'course')", oldest
+        )
         async with asyncio.timeout(1.5):  # below the role's lock_timeout: waiting would be no better than skipping
             claimed = await store.claim_oldest(db)
     assert claimed is not None
@@ -177,8 +185,8 @@ async def test_no_row_is_born_in_another_state_than_pending(database_url: Databa
 
 async def test_a_purchase_is_recorded_once_and_stays_as_it_was_recorded(connect: Connect, purchases: Purchases) -> None:
     db = await connect(ROLE)
-    new = store.NewPurchase("cs_1", "user_1", "a@example.com", "octocat", 7, 4900, "usd")
-    later = store.NewPurchase("cs_1", "user_2", "b@example.com", "mallory", 8, 1, "eur")
+    new = store.NewPurchase("cs_1", "pi_1", "user_1", "a@example.com", "octocat", 7, 4900, "usd")
+    later = store.NewPurchase("cs_1", "pi_2", "user_2", "b@example.com", "mallory", 8, 1, "eur")
     assert await store.record_purchase(db, new) is True
     assert await store.record_purchase(db, later) is False
     row = await purchases.row(1)
@@ -231,8 +239,15 @@ async def test_only_the_purchase_row_says_what_is_owed(owner: Connection) -> Non
 
     imported = {name for module in modules(ROOT, "services/fulfillment") for _, name in module.imports()}
     assert not {name for name in imported if name.split(".")[0] in ("redis", "valkey", "aiokafka", "faststream")}
-    schedules = ("services.kernel.jobs", "services.kernel.lease", "services.kernel.triggers")
-    assert not {name for name in imported if name.startswith(schedules)}
+    assert not {name for name in imported if name.startswith(("services.kernel.lease", "services.kernel.triggers"))}
+    # One thing is scheduled: the daily look at what was delivered long ago, which claims nothing and flushes nothing.
+    scheduling = {
+        module.name
+        for module in modules(ROOT, "services/fulfillment")
+        if any(name.startswith("services.kernel.jobs") for _, name in module.imports())
+    }
+    assert scheduling == {"services.fulfillment.consumer"}
+    assert not re.search(r"\.(flush|flushed|claim_\w+)\(", inspect.getsource(invitations))
 
 
 async def test_failures_in_a_row_are_other_buyers_that_the_vendor_refused(
@@ -269,3 +284,184 @@ async def test_nothing_is_pending_where_a_claim_could_find_nothing(connect: Conn
     assert await store.anything_pending(db) is False
     await purchases.add("e")
     assert await store.anything_pending(db) is True
+
+
+# ------------------------------------------------------------------------------------------------------- the outcomes
+Outcome = Callable[[Database, store.ClaimedPurchase], Awaitable[bool]]
+OUTCOMES: dict[str, Outcome] = {
+    "deliver": lambda db, held: store.deliver(db, held, Delivered("there"), None),
+    "refuse": lambda db, held: store.refuse(db, held, code="no", reason="no", attention=None),
+    "put_back": lambda db, held: store.put_back(db, held, code="no", reason="no"),
+}
+
+
+@pytest.mark.promise("F10")
+@pytest.mark.parametrize("outcome", OUTCOMES.values(), ids=OUTCOMES)
+async def test_an_outcome_is_written_over_the_row_that_is_held_and_no_other(
+    connect: Connect, purchases: Purchases, outcome: Outcome
+) -> None:
+    first, second = await purchases.add(age_s=60), await purchases.add()
+    db = await connect(ROLE)
+    held, others = await store.claim_oldest(db), await store.claim_oldest(db)
+    assert held is not None
+    assert others is not None
+    await store.requeue(db, first, force=True)
+    assert not await outcome(db, held), "a person has it"
+    again = await store.claim_oldest(db)
+    assert again is not None
+    before = [await purchases.row(row) for row in (first, second)]
+    assert not await outcome(db, held), "a later attempt has it"
+    assert [await purchases.row(row) for row in (first, second)] == before
+    assert await outcome(db, again)
+    assert await purchases.row(second) == before[1]
+    after = await purchases.row(first)
+    assert not await outcome(db, again), "it is written already"
+    assert await purchases.row(first) == after
+
+
+# -------------------------------------------------------------------------------------------------- the desk's reads
+async def index_scans(connection: Connection, query: str, *arguments: object) -> set[str]:
+    explained = await connection.fetchval(f"explain (format json) {query}", *arguments)
+    return set(re.findall(r'"Index Name": "(\w+)"', explained)) | set(re.findall(r'"(Seq Scan)"', explained))
+
+
+async def test_the_desk_reads_by_its_indexes_among_many_delivered(
+    database_url: DatabaseUrl, owner: Connection, purchases: Purchases
+) -> None:
+    await owner.execute("set session_replication_role = replica")
+    await owner.execute(
+        "insert into purchases (stripe_session_id, user_id, created_at, fulfilled_at, fulfillment_attempted_at,"
+        "                       fulfillment_state, edge, stripe_payment_id)"
+        " select 'cs_' || n, 'user_' || n % 5000, rowclaim_now(), rowclaim_now(), rowclaim_now(), 'delivered',"
+        "        'deliver', 'pi_' || n from generate_series(1, 20000) n"
+    )
+    await owner.execute("reset session_replication_role")
+    for _ in range(60):
+        await purchases.in_state("failed")
+    await owner.execute("vacuum analyze purchases")
+    client = await asyncpg.connect(database_url(ROLE))
+    try:
+        assert await index_scans(client, store.ATTENTION, 50) == {"purchases_attention_newest"}
+        owned = {"purchases_owner"}
+        assert await index_scans(client, store.LIST_OWN, "user_7", timedelta(minutes=10), None, 100) == owned
+        assert await index_scans(client, store.STATES_OF_USER, "user_7", None, 100) == owned
+        assert await index_scans(client, store.REVOKE_PAID_BY, "pi_7", "refunded") == {"purchases_payment"}
+        undecided = {"purchases_undecided"}
+        assert await index_scans(client, store.LIST_UNDECIDED, timedelta(days=7), None, 0, 100) == undecided
+    finally:
+        await client.close()
+
+
+async def test_entitlements_are_read_and_never_written(connect: Connect, database_url: DatabaseUrl) -> None:
+    client = await asyncpg.connect(database_url(ROLE))
+    try:
+        assert await client.fetch("select id, purchase_id, user_id, kind, granted_at from entitlements") == []
+        for written in (
+            "insert into entitlements (purchase_id, user_id, kind) values (1, 'user_1', 'course')",
+            "update entitlements set kind = 'course'",
+            "delete from entitlements",
+        ):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await client.execute(written)
+    finally:
+        await client.close()
+
+
+async def test_a_claim_names_only_an_invitation_that_ran_out(connect: Connect, purchases: Purchases) -> None:
+    at = await purchases.now()
+    await purchases.add(invitation_id=1)
+    await purchases.add(invitation_id=2, invitation_expired_at=at)
+    await purchases.add(invitation_id=3, invitation_expired_at=at, next_attempt_at=at + timedelta(hours=1))
+    await purchases.add(invitation_id=4, next_attempt_at=at + timedelta(hours=1))
+    db = await connect(ROLE)
+    claimed = [await claim(db) for claim in (*[store.claim_oldest] * 2, *[store.claim_deferred] * 2)]
+    assert [one and one.replaces for one in claimed] == [None, 2, 3, None]
+
+
+async def test_an_invitation_has_a_week_of_its_own_and_access_is_accepted_already(
+    connect: Connect, purchases: Purchases
+) -> None:
+    at = await purchases.now() - timedelta(days=8)
+    old = {"invited_at": at, "invitation_id": 1}
+    rows = [
+        await purchases.add(**old, invitation_expired_at=at),
+        await purchases.add(**old, accepted_at=at),
+        await purchases.add(**old, invitation_expired_at=at),
+        await purchases.add(),
+    ]
+    db = await connect(ROLE)
+    said = at + timedelta(days=1)
+    for delivered in (
+        Delivered("", invitation=Invitation(id=2, created_at=said)),
+        Delivered("", already_had_access=True),
+        Delivered("", already_had_access=True),
+        Delivered("", invitation=Invitation(id=2)),
+    ):
+        claimed = await store.claim_oldest(db)
+        assert claimed is not None
+        assert await store.deliver(db, claimed, delivered, None)
+    found = [await purchases.row(row) for row in rows]
+    assert [row["invitation_expired_at"] for row in found] == [None] * 4
+    assert [row["invited_at"] for row in found] == [said, None, None, found[3]["fulfilled_at"]]
+    assert [row["accepted_at"] for row in found] == [None, at, found[2]["fulfilled_at"], None]
+
+
+async def test_a_flush_waits_for_no_row_but_one_that_is_due(connect: Connect, purchases: Purchases) -> None:
+    db, now = await connect(ROLE), await purchases.now()
+    await purchases.in_state("delivered")
+    await purchases.add(revoked_at=now)
+    await purchases.add(next_attempt_at=now + timedelta(hours=1))
+    assert not await store.wait_for_passed_over(db)
+    await purchases.add(next_attempt_at=now)
+    assert await store.wait_for_passed_over(db)
+
+
+async def test_what_somebody_is_just_writing_is_waited_for_and_not_passed_over(
+    connect: Connect, purchases: Purchases
+) -> None:
+    db, desk = await connect(ROLE), await connect(ROLE)
+    purchase = await purchases.add(user_id=None)
+    async with desk.transaction() as tx:
+        assert await store.link(tx, purchase, "user_1")
+        assert await store.claim_oldest(db) is None
+        waiting = asyncio.create_task(store.wait_for_passed_over(db))
+        await wait_until(
+            lambda: desk.value("select count(*) from pg_locks where not granted"), within_s=10, what="it waits"
+        )
+    assert await waiting
+    claimed = await store.claim_oldest(db)
+    assert claimed is not None
+    assert claimed.id == purchase
+
+
+async def test_a_row_held_for_longer_than_a_lock_is_waited_for_is_left(connect: Connect, purchases: Purchases) -> None:
+    db, desk = await connect(ROLE), await connect(ROLE)
+    purchase = await purchases.add(user_id=None)
+    async with desk.transaction() as tx:
+        assert await store.link(tx, purchase, "user_1")
+        with pytest.raises(Retryable, match="database_busy"):
+            await store.wait_for_passed_over(db)
+
+
+@pytest.mark.parametrize("first", ["accept", "expire"])
+@pytest.mark.parametrize("second", ["accept", "expire"])
+async def test_what_became_of_an_invitation_is_decided_once(
+    connect: Connect, purchases: Purchases, first: str, second: str
+) -> None:
+    db = await connect(ROLE)
+    at = await purchases.now() - timedelta(days=8)
+    purchase, another = [await purchases.in_state("delivered", invited_at=at, claim_token=1) for _ in range(2)]
+
+    async def decide(how: str, invitation: store.UndecidedInvitation) -> bool:
+        if how == "accept":
+            return await store.accept_invitation(db, invitation)
+        return await store.expire_invitation(db, invitation, timedelta(days=7))
+
+    read = (await store.list_undecided(db, timedelta(days=7), after=None, limit=10))[0]
+    assert read.id == purchase
+    assert await decide(first, read)
+    decided = await purchases.row(purchase)
+    assert not await decide(second, read)
+    assert await purchases.row(purchase) == decided
+    assert (await purchases.row(another))["accepted_at"] is None
+    assert (await purchases.row(another))["invitation_expired_at"] is None

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from services.fulfillment.machine import HandleAnswer, HandleKnown
+
 
 class Says(StrEnum):
     """What the vendor answers to one delivery."""
@@ -39,10 +41,24 @@ class Vendor:
     """Look-ups, which deliver nothing."""
     delivered: list[str] = field(default_factory=list)
     """To whom something was handed out; twice for a repetition."""
+    accounts: dict[str, int] = field(default_factory=dict)
+    """Who exists, with their ids, should the product ask; nobody else does."""
+    accepted: set[str] = field(default_factory=set)
+    """Who took up what they were handed."""
+    ran_out: set[str] = field(default_factory=set)
+    """Who did not, and cannot any more."""
+    removed: list[str] = field(default_factory=list)
+    """What was taken back, by its id."""
+    mute: bool = False
+    """It answers no question."""
     started_at: list[float] = field(default_factory=list)
     in_flight_max: int = 0
     before: Callable[[str], Awaitable[None]] | None = None
     """Run while a delivery is in flight, before its answer."""
+    checks: dict[str, HandleAnswer] = field(default_factory=dict)
+    """What a check of a handle is told; one that is not listed is somebody's."""
+    checked: list[str] = field(default_factory=list)
+    before_check: Callable[[str], Awaitable[None]] | None = None
     _script: dict[str, deque[Says]] = field(default_factory=lambda: defaultdict(deque))
     _in_flight: int = 0
 
@@ -53,6 +69,13 @@ class Vendor:
     def take_back(self, handle: str) -> None:
         """Strike what was written down and not yet said."""
         self._script[handle].clear()
+
+    async def check(self, handle: str) -> HandleAnswer:
+        """Whether anybody has a handle."""
+        self.checked.append(handle)
+        if self.before_check is not None:
+            await self.before_check(handle)
+        return self.checks.get(handle, HandleKnown(handle))
 
     async def asked(self, handle: str) -> Says:
         """A delivery arrives. NOTHING never returns."""

@@ -11,7 +11,7 @@ from services.kernel.transition import Machine
 from tests.house.source import ROOT
 from tests.house.test_sql_text import Statement, statements
 
-SERVICE_ROLES = ("rowclaim_ingress", "rowclaim_fulfillment", "rowclaim_operator")
+SERVICE_ROLES = ("rowclaim_ingress", "rowclaim_fulfillment", "rowclaim_identity", "rowclaim_operator")
 """Login roles of processes that use the kernel: members of ``rowclaim_service``."""
 LOGIN_ROLES = (*SERVICE_ROLES, "rowclaim_reader", "rowclaim_cdc", "rowclaim_retention")
 OWNER_ROLE = "rowclaim_owner"

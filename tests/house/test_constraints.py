@@ -30,13 +30,26 @@ PAGE = "insert into pages (dedup_key, severity, summary, opened_at, seen_at) val
 EVENT = "insert into event_ids (source, external_id, kind, received_at) values ({source}, {id}, {kind}, now())"
 EDGE = "insert into law.state_edges (table_name, edge, source, target, fence) values ('t', {}, {}, 'b', {})"
 
+USER = """
+insert into users (user_id, email, stripe_customer_id, clerk_updated_at, clerk_event_at, created_at, updated_at,
+                   deleted_at, forgotten_at)
+values ('user_1', {email}, {customer}, {body}, {told}, now(), now(), {deleted}, {forgotten})"""
+
 GOOD_PURCHASE = PURCHASE.format(state="'pending'", amount="0")
+GRANT = """
+insert into entitlements (purchase_id, user_id, kind) select id, 'user_1', 'course' from purchases limit 1"""
+# Past the guard, no reference is looked at either.
+GRANT_OF_NOTHING = """
+set local session_replication_role = origin;
+insert into entitlements (purchase_id, user_id, kind) values (9, 'user_1', 'course')"""
 GOOD_EVENT = EVENT.format(source="'stripe'", id="'evt_1'", kind="'paid'")
 
 REFUSED: dict[str, tuple[str, ...]] = {
     "admin_actions_reason": (
         "insert into admin_actions (actor, verb, target, reason) values ('ann', 'force', 'purchase 1', '')",
     ),
+    "entitlements_once": (GRANT,),
+    "entitlements_purchase_id_fkey": (GRANT_OF_NOTHING,),
     "event_ids_external_id": (
         EVENT.format(source="'stripe'", id="''", kind="'paid'"),
         EVENT.format(source="'stripe'", id="repeat('é', 128)", kind="'paid'"),
@@ -61,10 +74,20 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "pages_severity": (PAGE.format("'loud'"),),
     "purchases_amount": (PURCHASE.format(state="'pending'", amount="-1"),),
     "purchases_attempted": (PURCHASE.format(state="'in_progress'", amount="0"),),
+    "purchases_decided": ("update purchases set accepted_at = now(), invitation_expired_at = now()",),
     "purchases_delivered": (PURCHASE.format(state="'delivered'", amount="0"),),
     "purchases_fulfillment_state": (PURCHASE.format(state="'lost'", amount="0"),),
     "purchases_once": (GOOD_PURCHASE,),
+    "purchases_revoked": ("update purchases set revoked_why = 'refunded'",),
     "purchases_reasoned": (PURCHASE.format(state="'failed'", amount="0"),),
+    "users_final": (
+        USER.format(email="'a@x'", customer="null", body="null", told="null", deleted="now()", forgotten="null"),
+        USER.format(email="null", customer="'cus_1'", body="null", told="null", deleted="null", forgotten="now()"),
+    ),
+    "users_told": (
+        USER.format(email="null", customer="null", body="null", told="now()", deleted="null", forgotten="null"),
+        USER.format(email="null", customer="null", body="now()", told="null", deleted="null", forgotten="null"),
+    ),
     "vendor_gates_refusals": ("insert into vendor_gates (vendor, refusals) values ('github', -1)",),
     "webhook_deliveries_leased": (
         DELIVERY.format(state="'in_progress'", lease="null", reason="null"),
@@ -87,7 +110,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "update pages set resolved_at = now()",
         PAGE.format("'error'"),
     ),
+    "purchases_decided": (GOOD_PURCHASE,),
     "purchases_once": (GOOD_PURCHASE,),
+    "purchases_revoked": (GOOD_PURCHASE,),
+    "entitlements_once": (GOOD_PURCHASE, GRANT),
 }
 """By constraint: what it must let pass, written before."""
 

@@ -21,7 +21,18 @@ OUTWARD = frozenset(
         "confluent_kafka",
         "faststream",
     }
-    | {"ftplib", "http.client", "httpcore", "httpx", "imaplib", "kafka", "multiprocessing", "poplib", "psycopg"}
+    | {
+        "ftplib",
+        "http.client",
+        "httpcore",
+        "httpx",
+        "imaplib",
+        "kafka",
+        "limits",
+        "multiprocessing",
+        "poplib",
+        "psycopg",
+    }
     | {"psycopg2", "redis", "requests", "smtplib", "socket", "socketserver", "stripe", "subprocess", "telnetlib"}
     | {"urllib.request", "urllib3", "valkey", "websockets", "xmlrpc"}
 )
@@ -36,6 +47,7 @@ DOORS = {
     "services/kernel/db.py": {"asyncpg"},
     "services/kernel/lease.py": {"redis"},
     "services/kernel/triggers.py": {"aiokafka"},
+    "services/operations/limits.py": {"limits", "redis"},
     "services/operations/migrating.py": {"aiokafka", "subprocess"},
     "services/operations/subscribers.py": {"aiokafka", "faststream", "open_connection"},
     "services/operations/subscribing.py": {"aiokafka", "faststream"},
@@ -44,7 +56,7 @@ DOORS = {
 }
 # Modules that look at servers from outside and are no part of any flow of rows: nothing of theirs can be half done.
 OBSERVERS = {
-    "services/operations/demo/stage.py": {"asyncpg"},  # the demo's audience reads the end state
+    "services/operations/demo/stage.py": {"asyncpg", "httpx"},  # the demo's audience reads the end state
     "services/operations/installation.py": {"httpx"},  # asks its children whether they are ready
     "services/operations/probes.py": {"aiobotocore", "aiokafka", "botocore", "open_connection", "redis"},  # doctor
     "services/operations/publishing.py": {"subprocess"},  # asks git what was promised
@@ -54,12 +66,15 @@ NAMES_ONLY = {
     "services/fulfillment/gateway/checkout.py": {"stripe": "its error classes"},
     "services/fulfillment/gateway/invite.py": {"httpx": "the client it is lent, and its error classes"},
     "services/ingress/api/commands.py": {"socket": "the host's name"},
+    "services/ingress/gateway/history.py": {"stripe": "its client's type and error classes"},
     "services/ingress/gateway/stripe.py": {"stripe": "its signature check"},
     "services/ingress/store.py": {"asyncpg": "its error classes"},
     "services/kernel/claim.py": {"socket": "the host's name"},
     "services/operations/consuming.py": {"faststream": "the broker's class, handed to subscribing"},
+    "services/operations/minting.py": {"httpx": "its error classes"},
     "services/operations/process.py": {"asyncpg": "its error classes"},
     "services/operations/web.py": {"socket": "the listening socket: a way in"},
+    "services/vendors/jwks.py": {"httpx": "the client it is lent, and its error classes"},
     "services/vendors/pagerduty.py": {"httpx": "the client it is lent, and its error classes"},
     "services/vendors/stripe.py": {"httpx": "the client of vendors/http", "stripe": "requests handed to that client"},
 }

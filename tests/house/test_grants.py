@@ -60,7 +60,7 @@ async def test_a_login_role_is_bounded_and_nothing_special(owner: Connection) ->
         assert not any(row[power] for power in ("rolsuper", "rolcreaterole", "rolcreatedb", "rolbypassrls"))
         assert row["rolreplication"] is False or role == "rowclaim_cdc"
         assert not await owner.fetchval("select pg_has_role($1::name, $2::name, 'member')", role, OWNER_ROLE)
-        for schema in ("public", "law", "desk"):
+        for schema in ("public", "law", "desk", "identity"):
             assert not await owner.fetchval("select has_schema_privilege($1::name, $2, 'create')", role, schema)
         serves = await owner.fetchval("select pg_has_role($1::name, 'rowclaim_service', 'member')", role)
         assert serves == (role in SERVICE_ROLES)

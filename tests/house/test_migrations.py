@@ -15,7 +15,7 @@ COMMENT = re.compile(r"--[^\n]*")
 
 
 def faults(root: Path) -> list[str]:
-    owners = {"kernel", *(folder.name for folder in slices(root))}
+    owners = {"kernel", "operations", *(folder.name for folder in slices(root))}
     paths = sorted((root / "migrations").iterdir())
     versions = Counter(path.name[:14] for path in paths)
     return [

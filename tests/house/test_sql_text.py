@@ -99,7 +99,7 @@ def unnamed(root: Path) -> list[str]:
 
 def homeless(root: Path) -> list[str]:
     """SQL constants outside a slice's store and the kernel."""
-    homes = re.compile(rf"services/(kernel/|\w+/store(\.py|/))|{AUDIENCE}")
+    homes = re.compile(rf"services/(kernel/|\w+/([a-z]+_)?store(\.py|/))|{AUDIENCE}")
     return [statement.place for statement in statements(root) if not homes.match(statement.module.place)]
 
 

@@ -19,6 +19,7 @@ from services.kernel.deliveries import DELIVERIES
 from services.kernel.errors import Stop
 from services.kernel.service import Runtime, verify_machine
 from services.kernel.settings import load_settings
+from services.operations.access import undetermined
 from tests.fixtures.database import Clock, Connect
 from tests.ingress.conftest import RecordingBell
 from tests.ingress.signing import (
@@ -120,7 +121,7 @@ class Process:
 async def test_a_serving_process_takes_events_by_its_settings(connect: Connect, clock: Clock) -> None:
     await clock.shift(timedelta(weeks=30))
     process = Process(connect, loaded(STRIPE_SECRETS=NEW, BODY_BYTES_MAX="2048"))
-    routes = await serve(cast(Runtime, process))
+    routes = await serve(cast(Runtime, process), undetermined())
     reader = await connect("rowclaim_reader")
     assert await inbox.weeks_ahead(reader) == inbox.PARTITION_WEEKS, "made at boot"
     assert sorted((cast(Route, route).path, cast(Route, route).methods) for route in routes) == [

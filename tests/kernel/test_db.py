@@ -1,6 +1,7 @@
 """The database behind four verbs: shapes, enums, commits, and what a refused write or a lost server becomes."""
 
 import asyncio
+import traceback
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -192,6 +193,19 @@ async def test_a_constraint_speaks_for_itself(database: Database) -> None:
     assert refused.value.constraint_name == "pots_label"
     with pytest.raises(asyncpg.UndefinedColumnError):
         await database.value("select no_such_column from pots")
+
+
+async def test_what_a_refused_write_says_quotes_no_row(database: Database, owner: Connection) -> None:
+    await owner.execute("insert into pots values (1, 'ann@example.com')")
+    await owner.execute("alter table pots add constraint pots_once unique (label) deferrable initially deferred")
+    for label in ("ann@example.com", "bob@example.com"):
+        with pytest.raises(asyncpg.PostgresError) as refused:
+            await database.execute("insert into pots values (1, $1)", label)
+        assert "example.com" not in "".join(traceback.format_exception(refused.value))
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        async with database.transaction() as tx:
+            await tx.execute("insert into pots values (2, 'ann@example.com')")
+    assert "example.com" not in "".join(traceback.format_exception(refused.value))
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,11 @@ from services.kernel.deliveries import (
     claim_deliveries,
     finish_deliveries,
     read_deliveries,
-    reap_deliveries,
     renew_deliveries,
 )
 from services.kernel.errors import Retryable
 from services.kernel.inbox import Subscription
+from services.operations.store import reap_deliveries
 from tests.fixtures.database import Clock, Connect
 from tests.waiting import wait_until
 
@@ -258,3 +258,22 @@ async def test_an_event_that_nobody_can_handle_costs_its_neighbours_nothing_and_
         await clock.shift(timedelta(seconds=2))
     assert await owner.fetchval("select why from desk.ingress_parked") == "handler_fails"
     assert await DeliveryWorker(db, "fulfillment", handle, lease=LEASE, batch_max=10).step() == 0
+
+
+async def test_a_forgotten_event_reaches_no_handler_and_stands_in_sight(
+    db: Database, connect: Connect, owner: asyncpg.Connection
+) -> None:
+    """Beside others, and alone: then nobody is asked at all."""
+    ids = await arrive(connect, db, "a", "b", "c")
+    seen: list[bytes | None] = []
+
+    async def handle(batch: Sequence[Delivery]) -> Mapping[int, Verdict]:
+        seen.append(*[delivery.body for delivery in batch])
+        return {delivery.event_id: Done() for delivery in batch}
+
+    worker = DeliveryWorker(db, "fulfillment", handle, lease=LEASE, batch_max=2)
+    await owner.execute("update event_bodies set body = '' where event_id = any($1::bigint[])", ids[1:])
+    assert [await worker.step() for _ in range(3)] == [2, 1, 0]
+    assert seen == [b"a"]
+    rows = await owner.fetch("select state, parked_reason from webhook_deliveries order by event_id")
+    assert [tuple(row) for row in rows] == [("done", None), ("parked", "forgotten"), ("parked", "forgotten")]

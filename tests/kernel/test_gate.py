@@ -31,6 +31,13 @@ class Vendor:
         await asyncio.Event().wait()
 
 
+class Hurried(Vendor):
+    @vendor("github", bound_s=5, patience_s=30)
+    async def call(self) -> str:
+        self.calls += 1
+        return "answered"
+
+
 @pytest.fixture
 async def db(connect: Connect) -> Database:
     return await connect("rowclaim_fulfillment")
@@ -86,12 +93,12 @@ async def test_refusals_in_a_row_double_the_wait_up_to_an_hour_and_a_success_end
 async def test_reserved_starts_are_a_pace_apart_however_many_reserve_at_once(
     db: Database, owner: asyncpg.Connection
 ) -> None:
-    waits = await asyncio.gather(*(db.value(gate.RESERVE, "github", timedelta(seconds=10)) for _ in range(5)))
+    waits = await asyncio.gather(*(db.value(gate.RESERVE, "github", timedelta(seconds=10), None) for _ in range(5)))
     rounded = sorted(round(wait_s / 10) for wait_s in waits if wait_s is not None)
     assert rounded == [0, 1, 2, 3, 4]
     await owner.execute("update vendor_gates set closed_until = rowclaim_now() + interval '1 minute'")
-    assert await db.value(gate.RESERVE, "github", timedelta(seconds=10)) is None
-    assert await db.value(gate.RESERVE, "stripe", timedelta(seconds=10)) == 0.0
+    assert await db.value(gate.RESERVE, "github", timedelta(seconds=10), None) is None
+    assert await db.value(gate.RESERVE, "stripe", timedelta(seconds=10), None) == 0.0
 
 
 async def test_a_call_after_a_reservation_uses_its_slot_and_the_next_call_takes_its_own(
@@ -109,6 +116,24 @@ async def test_a_call_after_a_reservation_uses_its_slot_and_the_next_call_takes_
     assert await next_start() == reserved
     await github.call()
     assert await next_start() != reserved
+
+
+async def test_whoever_cannot_wait_is_refused_and_takes_no_slot_from_the_others(
+    db: Database, owner: asyncpg.Connection
+) -> None:
+    gates = Gates(db, pace_s={"github": 60})
+    hurried = Hurried(Gates(db, pace_s={"github": 60}))
+    assert await Vendor(gates).call() == "answered"
+    taken = await owner.fetchval("select next_start_at from vendor_gates")
+    with pytest.raises(Retryable, match="vendor_busy"):
+        await hurried.call()
+    assert (hurried.calls, await owner.fetchval("select next_start_at from vendor_gates")) == (0, taken)
+    await owner.execute("update vendor_gates set next_start_at = rowclaim_now() + interval '10 ms'")
+    assert await hurried.call() == "answered"
+    assert await owner.fetchval("select next_start_at > rowclaim_now() + interval '50 s' from vendor_gates")
+    await gates.close("github", timedelta(minutes=1), "retry_after", "flush")
+    with pytest.raises(Retryable, match="gate_closed"):
+        await hurried.call()
 
 
 async def test_a_slot_used_late_does_not_bring_the_next_call_nearer(db: Database) -> None:

@@ -63,11 +63,15 @@ async def test_the_database_may_know_more_edges_than_the_code_and_never_fewer(
     with pytest.raises(Stop, match="things lacks the edges claim, put_back, record") as stopped:
         await verify_machine(database, machine)
     assert (stopped.value.code.name, stopped.value.code.exit) == ("machine_unknown", 78)
-    insert = "insert into law.state_edges (table_name, edge, source, target, fence) values ('things', $1, $2, $3, $4)"
+    insert = "insert into law.state_edges (table_name, edge, source, target, fence) values ($1, $2, $3, $4, $5)"
     for row in machine.rows():
-        await owner.execute(insert, row.edge, row.source, row.target, row.fence)
+        await owner.execute(insert, "others", row.edge, row.source, row.target, row.fence)
+    with pytest.raises(Stop, match="things lacks the edges claim, put_back, record"):
+        await verify_machine(database, machine)
+    for row in machine.rows():
+        await owner.execute(insert, "things", row.edge, row.source, row.target, row.fence)
     await verify_machine(database, machine)
-    await owner.execute(insert, "force", "held", "idle", "person")
+    await owner.execute(insert, "things", "force", "held", "idle", "person")
     await verify_machine(database, machine)
     await owner.execute("update law.state_edges set fence = 'token' where table_name = 'things' and edge = 'claim'")
     with pytest.raises(Stop, match=r"things lacks the edges claim$"):

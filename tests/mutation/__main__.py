@@ -29,10 +29,10 @@ from tests.fixtures.database import Server
 from tests.fixtures.servers import ODD_ZONE, memory_directory, run
 from tests.house.source import ROOT
 from tests.house.test_sql_text import statements
-from tests.mutation.harmless import HARMLESS
+from tests.mutation.harmless import CONTROLS, HARMLESS
 from tests.mutation.mutants import Mutant, mutants
-from tests.mutation.runs import Covered, Ran, Result, Run, cover, run_all
-from tests.mutation.schema import SchemaMutant, schema_mutants
+from tests.mutation.runs import Covered, Ran, Result, Run, cover, run_all, warm
+from tests.mutation.schema import CONSTRAINT_TESTS, HISTORY_TESTS, SchemaMutant, schema_mutants
 
 CANDIDATES = (
     (
@@ -40,16 +40,24 @@ CANDIDATES = (
         *(f"tests/kernel/test_{part}.py" for part in ("clock", "db", "gate", "transition")),
         "tests/ingress/flow",
         "tests/ingress/test_store.py",
-        "tests/operations/test_store.py",
+        *(
+            f"tests/operations/test_{part}.py"
+            for part in ("store", "store_periods", "by_hand", "gates", "paging", "forgetting", "pruning")
+        ),
     ),
     (
         "tests/conformance/test_purchases.py",
-        *(f"tests/kernel/test_{part}.py" for part in ("deliveries", "inbox", "jobs", "pager")),
-        *(f"tests/fulfillment/test_{part}.py" for part in ("store", "flow", "flow_events")),
+        *(f"tests/kernel/test_{part}.py" for part in ("deliveries", "inbox", "pager")),
+        "tests/fulfillment/test_store.py",
+        "tests/fulfillment/flow",
+        *(f"tests/identity/test_{part}.py" for part in ("store", "flow")),
     ),
 )
 """What may notice a mutant of a statement, in two parts that run side by side."""
-SUBJECTS = ("services.kernel.", "services.fulfillment.", "services.ingress.", "services.operations.store")
+SUBJECTS = (
+    *("services.kernel.", "services.fulfillment.", "services.identity.", "services.ingress."),
+    *("services.operations.store", "services.operations.retention_store"),
+)
 TOY_STORE = "tests.conformance.toy.store"
 SCRATCH = "rowclaim_scratch"
 TESTS_MAX = 60
@@ -61,12 +69,21 @@ def statement_runs(server: Server, covered: Sequence[Covered]) -> Iterator[Run]:
         found = asyncio.run(sound_mutants(server, text))
         tests = sorted((test for test in covered if text in test.queries), key=lambda test: test.seconds)
         assert tests or not found, f"{module}.{constant} is run by no test"
-        # The law of claims first: it is made to notice. Then what is about the statements themselves.
-        tests.sort(key=lambda test: ("conformance/" not in test.test, "/test_store.py" not in test.test))
+        # What is about this module first, then the law of claims: they are made to notice.
+        mirror = f"tests/{module.removeprefix('services.').replace('.', '/test_')}.py"
+        tests.sort(key=lambda test: (not test.test.startswith(mirror), "conformance/" not in test.test))
         nodes = [test.test for test in tests[:TESTS_MAX]]
         for mutant in found:
             prepare = replacing(server, module, constant, mutant.text)
             yield Run(f"{module.removeprefix('services.')}.{constant} {mutant.name}", prepare, nodes)
+
+
+def control_runs(server: Server, covered: Sequence[Covered]) -> Iterator[Run]:
+    """Runs in which nothing is gone, over the tests that judge the others."""
+    statement, schema = CONTROLS
+    laws = [test.test for test in covered if "conformance/" in test.test]
+    yield Run(statement, lambda: fixtures.lend(server), laws[:TESTS_MAX])
+    yield Run(schema, losing(server, "select 1"), [*CONSTRAINT_TESTS, *HISTORY_TESTS])
 
 
 def subjects() -> dict[tuple[str, str], str]:
@@ -145,7 +162,8 @@ def chosen(runs: Sequence[Run], options: argparse.Namespace) -> list[Run]:
     return [
         run
         for run in runs
-        if options.only in run.name and zlib.crc32(f"{options.seed}{run.name}".encode()) % options.every == 0
+        if run.name in CONTROLS
+        or (options.only in run.name and zlib.crc32(f"{options.seed}{run.name}".encode()) % options.every == 0)
     ]
 
 
@@ -172,9 +190,10 @@ def main() -> int:
     options = parser.parse_args()
     started = time.monotonic()
     with memory_directory() as root, running(root) as server:
+        warm(CANDIDATES, root)
         covered = cover(CANDIDATES, lambda: fixtures.lend(server), root)
         say(f"{len(covered)} tests in {time.monotonic() - started:.0f} s")
-        runs = [*statement_runs(server, covered), *schema_runs(server)]
+        runs = [*control_runs(server, covered), *statement_runs(server, covered), *schema_runs(server)]
         assert set(HARMLESS) <= {run.name for run in runs}, f"no such mutants: {set(HARMLESS) - {r.name for r in runs}}"
         mine = chosen(runs, options)
         wrong = 0

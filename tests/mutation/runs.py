@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,9 +19,12 @@ from services.kernel.doors import Door, Moment
 from tests.crash.child import die_with, fork
 
 WITHIN_S = 120.0
-UNWANTED = ("cacheprovider", "promise-recorder", "faulthandler", "tests.fixtures.leftovers")
-"""Plugins: no mutant's result is a result of the suite, and the servers of the runs beside a run are no leftovers."""
-OPTIONS = ("-q", "--assert=plain", *(word for plugin in UNWANTED for word in ("-p", f"no:{plugin}")))
+_WITHOUT = (
+    *("cacheprovider", "faulthandler", "threadexception", "unraisableexception"),
+    # What a whole suite is judged by: the parent's server outlives each of its children.
+    *("promise-recorder", "tests.fixtures.leftovers"),
+)
+OPTIONS = ("-q", "--assert=plain", *(part for name in _WITHOUT for part in ("-p", f"no:{name}")))
 """Plain asserts: the parent has the tests imported already, and nobody reads why one died."""
 
 
@@ -148,6 +152,14 @@ class Coverage:
     def pytest_sessionfinish(self) -> None:
         passed = [test for test in self._tests if test["test"] not in self._failed]
         self._out.write_text(json.dumps(passed), encoding="utf-8")
+
+
+def warm(parts: Sequence[Sequence[str]], logs: Path) -> None:
+    """Import in this process what its children would import again and again: pytest, its plugins and the tests."""
+    said = logs / "warm.log"
+    with said.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+        code = pytest.main([*OPTIONS, "--collect-only", *(argument for part in parts for argument in part)])
+    assert code == pytest.ExitCode.OK, said.read_text(errors="replace")[-4000:]
 
 
 def cover(parts: Sequence[Sequence[str]], prepare: Callable[[], None], logs: Path) -> list[Covered]:

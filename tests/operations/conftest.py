@@ -8,10 +8,10 @@ from typing import Protocol
 import pytest
 from pydantic_settings import SettingsConfigDict
 
-from services.kernel.pager import LogSender, PageSender
 from services.kernel.service import Service
 from services.kernel.settings import SliceSettings
 from services.operations.command_line import make_app
+from services.operations.paging import LogSender, PageSender
 from services.operations.process import Process
 from services.operations.terminal import Terminal, finish
 from tests.fixtures.database import DatabaseUrl

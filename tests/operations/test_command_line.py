@@ -10,10 +10,9 @@ from services.operations.command_line import make_app
 from services.operations.terminal import Terminal
 from tests.operations.conftest import TOY, log_sender
 
-OURS = {"up", "demo", "migrate", "topics", "doctor", "serve", "consume", "sweep", "gate", "pages"} | {
-    "reference",
-    "schemas",
-    "asyncapi",
+OURS = {
+    *("up", "demo", "token", "migrate", "topics", "doctor", "serve", "consume", "sweep", "pause", "gate", "pages"),
+    *("forget", "prune", "reference", "schemas", "openapi", "asyncapi"),
 }
 
 
@@ -51,7 +50,8 @@ def test_no_two_commands_of_this_release_share_a_name() -> None:
 
 
 def registered(app: typer.Typer) -> list[str]:
-    return [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    alone = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    return alone + [group.name for group in app.registered_groups if group.name]
 
 
 def test_every_command_says_what_it_does() -> None:

@@ -16,7 +16,7 @@ from schemas.triggers import TOPICS
 from services.ingress.store import Arrival, arrive
 from services.kernel.errors import CODES, ServiceError, Stop
 from services.kernel.gate import Gates
-from services.kernel.pager import LogSender, Pager, Severity
+from services.kernel.pager import Pager, Severity
 from services.kernel.service import Runtime
 from services.kernel.transition import Edge, Fence, Machine
 from services.operations import doctor as doctor_module
@@ -293,7 +293,7 @@ async def test_a_closed_gate(line: Terminal, ask: Ask, run_command: RunCommand, 
 
 
 async def test_an_open_page(line: Terminal, ask: Ask, run_command: RunCommand, connect: Connect) -> None:
-    pager = Pager(await connect("rowclaim_fulfillment"), LogSender())
+    pager = Pager(await connect("rowclaim_fulfillment"))
     await pager.page("crashed:consume:worker", Severity.CRITICAL, "task_crashed")
     said = await ask(line)
     assert (said.code, said.faults) == (1, {"pages_open": "crashed:consume:worker (critical)"})

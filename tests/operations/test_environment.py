@@ -8,7 +8,7 @@ from pydantic_settings import SettingsConfigDict
 
 from services.kernel.errors import Stop
 from services.kernel.settings import Secrets, Settings, SliceSettings, load_settings
-from services.operations.environment import hold_relations, load, refuse_unknown
+from services.operations.environment import SandboxSettings, hold_relations, kinds_of, load, refuse_unknown
 from tests.operations.conftest import OTHER, TOY
 from tests.operations.conftest import ToySettings as ColourSettings
 
@@ -46,6 +46,14 @@ def test_a_name_nobody_knows_is_refused_with_the_nearest() -> None:
         " ROWCLAIM_TOY_API_KEI (did you mean ROWCLAIM_TOY_API_KEY?)"
     )
     assert stopped.value.code.exit == 78
+
+
+def test_where_the_sandbox_is_is_no_slices_and_known_to_all() -> None:
+    assert kinds_of((TOY, OTHER)) == [Settings, SandboxSettings, TOY.settings, OTHER.settings]
+    load((TOY,), (), GIVEN | {"ROWCLAIM_SANDBOX_URL": "http://127.0.0.1:20000/control"})
+    for url in ("127.0.0.1:20000", "ftp://127.0.0.1"):
+        with pytest.raises(Stop, match="setting_invalid: ROWCLAIM_SANDBOX_URL"):
+            load_settings(SandboxSettings, {"ROWCLAIM_SANDBOX_URL": url})
 
 
 def test_letter_case_counts() -> None:

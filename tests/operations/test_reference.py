@@ -6,8 +6,9 @@ import pytest
 
 from services.__main__ import discover
 from services.kernel.errors import CODES
-from services.kernel.settings import FILE, Settings, variables
+from services.kernel.settings import FILE, variables
 from services.operations import reference
+from services.operations.environment import kinds_of
 from services.operations.reference import FOLDER, render, stale_pages
 from tests.operations.conftest import OTHER, TOY, MakeTerminal, RunCommand
 
@@ -27,9 +28,8 @@ def test_every_code_is_on_its_page() -> None:
 
 def test_every_setting_is_on_its_page_with_a_meaning() -> None:
     page = render(discover())["settings.md"]
-    kinds = [Settings, *(service.settings for service in discover())]
     listed = [line for line in page.splitlines() if line.startswith("| `")]
-    for variable in (name for kind in kinds for name in variables(kind) if not name.endswith(FILE)):
+    for variable in (name for kind in kinds_of(discover()) for name in variables(kind) if not name.endswith(FILE)):
         (line,) = [line for line in listed if line.startswith((f"| `{variable}` |", f"| `{variable}` (or `{FILE}`) |"))]
         meaning = line.split(" | ")[-1].removesuffix(" |")
         assert meaning.endswith("."), line
@@ -52,7 +52,7 @@ async def test_a_stale_page_is_found_and_rewritten(
     missing = await run_command(line, "reference", "--check")
     assert (missing.code, missing.err.splitlines()[0]) == (
         65,
-        "rowclaim: reference_stale: errors.md, settings.md",
+        "rowclaim: reference_stale: errors.md, openapi.json, routes.md, settings.md",
     )
     assert not (tmp_path / "reference").exists()
     assert (await run_command(line, "reference")).code == 0

@@ -13,7 +13,7 @@ from services.kernel.db import Database
 from services.kernel.errors import Retryable
 from services.kernel.gate import Gates
 from services.kernel.inbox import Subscription
-from services.kernel.pager import LogSender, Pager, Severity
+from services.kernel.pager import Pager, Severity
 from services.operations import store
 from services.operations.store import Pair
 from tests.fixtures.database import Clock, Connect, Connection, DatabaseUrl
@@ -196,7 +196,7 @@ async def test_only_what_is_parked_is_counted_as_parked(database: Database, conn
 
 
 async def test_a_page_is_listed_until_its_cause_is_gone(database: Database) -> None:
-    pager = Pager(database, LogSender())
+    pager = Pager(database)
     for key in ("first", "second"):
         await pager.page(key, Severity.ERROR, "look")
     await pager.resolve("first")
@@ -229,3 +229,29 @@ async def test_a_role_that_is_as_it_must_be_is_not_amiss(database: Database) -> 
         ("rowclaim_owner", True, False),
         ("rowclaim_reader", True, True),
     ]
+
+
+async def test_a_role_is_bounded_by_every_setting_and_by_no_other(connect: Connect) -> None:
+    """Roles are the whole server's: this one is never committed."""
+
+    async def probe(*settings: str) -> list[bool]:
+        async with superuser.transaction() as tx:
+            await tx.execute("create role probe login")
+            for setting in settings:
+                await tx.execute(f"alter role probe set {setting} = 1")
+            amiss = await store.list_roles_amiss(tx, {"probe": False}, ["lock_timeout", "statement_timeout"])
+            raise Told([role.bounded for role in amiss])
+
+    superuser = await connect()
+    for settings, bounded in (
+        (("lock_timeout", "statement_timeout"), []),
+        (("lock_timeout", "tcp_user_timeout"), [False]),
+        (("lock_timeout",), [False]),
+    ):
+        with pytest.raises(Told) as told:
+            await probe(*settings)
+        assert told.value.args == (bounded,), settings
+
+
+class Told(Exception):
+    """Carries what was seen out of a transaction, and rolls it back."""

@@ -90,6 +90,21 @@ async def seen(places: dict[str, str]) -> int:
     return count
 
 
+async def check_tokens(places: dict[str, str], command_line: str) -> None:
+    """The API takes the tokens of this installation's sandbox, and what their role allows."""
+    url = f"{places['http']}/admin/vendors/github/gate/close"
+    statuses = []
+    async with httpx.AsyncClient(trust_env=False) as http:
+        for asked in ("token user_1 --role admin", "token user_1"):
+            done = await to_end("/bin/sh", "-c", command_line + asked, env=dict(os.environ))
+            assert done.returncode == 0, done.stderr
+            bearer = {"authorization": f"Bearer {done.stdout.strip()}"}
+            answer = await http.post(url, headers=bearer, json={"reason": "the tokens are tried", "minutes": 1})
+            statuses.append(answer.status_code)
+        statuses.append((await http.post(url, json={"reason": "without"})).status_code)
+    assert statuses == [200, 403, 401]
+
+
 async def test_everything_is_there_dies_with_us_comes_back_and_goes(tmp_path: Path, server_root: Path) -> None:
     data = server_root / "up"
     with rowclaim_up(tmp_path, "--data", str(data)) as up:
@@ -107,6 +122,9 @@ async def test_everything_is_there_dies_with_us_comes_back_and_goes(tmp_path: Pa
         typed = f". {shlex.quote(places['settings'])} && exec {shlex.quote(sys.executable)} -m services doctor --json"
         doctor = await to_end("/bin/sh", "-c", typed, env=dict(os.environ))
         assert doctor.returncode == 0, doctor.stdout + doctor.stderr
+        await check_tokens(places, typed.removesuffix("doctor --json"))
+        assert places["call"].endswith(f'"authorization: Bearer $(rowclaim token user_1)" {places["http"]}/fulfillment')
+        assert places["settings"] in places["call"]
         assert len(up.leftovers()) >= 7
         up.process.kill()
         await wait_until(lambda: not up.leftovers(), within_s=20, what="everything died with it")

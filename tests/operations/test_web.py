@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,13 +11,16 @@ import pytest
 import structlog
 from fastapi import APIRouter
 from prometheus_client import REGISTRY
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Mount, Route
 
+from services.kernel.auth import Access, PublicRoute
 from services.kernel.errors import CODES, Invariant, Refusal, Retryable, Stop
 from services.operations import web
+from tests.fixtures.tokens import make_guard
 from tests.waiting import wait_until
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -43,11 +46,20 @@ class Client:
         return await self.http.get(path, headers=headers)
 
 
-def raising(error: Exception) -> Route:
+def bare(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> PublicRoute:
+    return PublicRoute(path, endpoint, name="bare", operation={"responses": {}})
+
+
+def raising(error: Exception) -> PublicRoute:
     async def endpoint(_: Request) -> Response:
         raise error
 
-    return Route("/raise", endpoint)
+    return bare("/raise", endpoint)
+
+
+def api() -> APIRouter:
+    """Routes that anybody may call."""
+    return make_guard().routes(Access.PUBLIC)
 
 
 async def test_live_is_the_loop_or_the_consumer() -> None:
@@ -123,8 +135,109 @@ async def test_a_broken_law_is_told_inside_and_not_outside() -> None:
 
 async def test_what_nobody_foresaw_is_a_500() -> None:
     answer = await Client(raising(ZeroDivisionError("secret"))).get("/raise")
-    assert answer.status_code == 500
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
+    assert answer.headers["content-type"] == "application/problem+json"
     assert "secret" not in answer.text
+
+
+async def test_what_nobody_foresaw_in_the_api_is_one_too() -> None:
+    router = api()
+
+    @router.get("/api")
+    async def broken() -> None:
+        raise ZeroDivisionError("secret")
+
+    answer = await Client(*router.routes).get("/api")
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
+    assert "secret" not in answer.text
+
+
+async def test_an_answer_that_is_not_as_described_is_told_inside_without_what_stood_there() -> None:
+    router = api()
+
+    @router.get("/api")
+    async def broken() -> dict[str, int]:
+        return {"count": "ann@example.com"}
+
+    client = Client(*router.routes)
+    with structlog.testing.capture_logs() as logs:
+        answer = await client.get("/api")
+    assert (answer.status_code, answer.json()["code"]) == (500, "response_invalid")
+    assert [str(error) for error in client.told] == ["response_invalid: response.count"]
+    assert "ann@example.com" not in answer.text + repr(logs)
+
+
+async def test_an_error_says_when_to_come_again_and_what_belongs_to_it() -> None:
+    refusal = Refusal(
+        "rate_limited", retry_after_s=59.2, members={"cooldownUntil": "2026-12-01T00:00:00Z", "code": "x"}
+    )
+    answer = await Client(raising(refusal)).get("/raise")
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "60")
+    assert (answer.json()["cooldownUntil"], answer.json()["code"]) == ("2026-12-01T00:00:00Z", "rate_limited")
+    answer = await Client(raising(Retryable("gate_closed", retry_after_s=0.0))).get("/raise")
+    assert answer.headers["retry-after"] == "1"
+    answer = await Client(raising(Refusal("token_expired"))).get("/raise")
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+
+
+@pytest.mark.parametrize("route", [Route("/a", lambda request: request), Mount("/sub", APIRouter())])
+async def test_a_route_that_is_neither_guarded_nor_public_is_refused_at_boot(route: BaseRoute) -> None:
+    with pytest.raises(Invariant, match="route_unguarded: /"):
+        Client(route)
+
+
+async def test_a_route_of_fastapis_own_router_is_refused_at_boot() -> None:
+    router = APIRouter()
+    router.add_api_route("/a", well)
+    with pytest.raises(Invariant, match="route_unguarded: /a"):
+        Client(*router.routes)
+    nested = api()
+    nested.include_router(router)
+    with pytest.raises(Invariant, match="route_unguarded"):
+        Client(*nested.routes)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "code"),
+    [
+        (b"{", "application/json", "request_not_json"),
+        (b"\xff", "application/json", "request_not_json"),
+        (b"[" * 60_000, "application/json", "request_not_json"),
+        (b'{"name": "ann"}', "text/plain", "request_not_json"),
+        (b"name=ann", "application/x-www-form-urlencoded", "request_not_json"),
+        (b'{"name": "ann"}', "", "request_not_json"),
+        (b"", "application/json", "request_invalid"),
+        (b"[]", "application/json", "request_invalid"),
+        (b'"ann"', "application/json", "request_invalid"),
+        (b"null", "application/json", "request_invalid"),
+        (b'{"name": 7}', "application/json", "request_invalid"),
+        (b'{"name": "\\ud800"}', "application/json", "request_not_json"),
+        (b'{"name": "\\u0000"}', "application/json", "request_invalid"),
+    ],
+)
+async def test_a_body_that_is_not_as_described_is_a_422(content: bytes, kind: str, code: str) -> None:
+    class Body(BaseModel):
+        name: str
+
+    router = api()
+
+    @router.post("/api")
+    async def named(body: Body) -> str:
+        return body.name
+
+    client = Client(*router.routes)
+    headers = {"content-type": kind} if kind else {}
+    answer = await client.http.post("/api", content=content, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (422, code)
+    for name in ("ann", "\\u0000", "é\U0001f600\t", "\x01"):
+        assert (await client.http.post("/api", json={"name": name})).json() == name
+
+
+async def test_a_slash_too_many_is_not_found_rather_than_led_elsewhere() -> None:
+    router = api()
+    router.add_api_route("/api", well)
+    answer = await Client(*router.routes).get("/api/")
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 
 
 @pytest.mark.parametrize("described", [False, True])
@@ -137,9 +250,9 @@ async def test_what_nobody_foresaw_is_a_500() -> None:
     ],
 )
 async def test_what_is_not_there_has_a_code(method: str, path: str, status: int, code: str, described: bool) -> None:
-    api = APIRouter()
-    api.add_api_route("/api", well)
-    answer = await Client(*(api.routes if described else ())).http.request(method, path)
+    router = api()
+    router.add_api_route("/api", well)
+    answer = await Client(*(router.routes if described else ())).http.request(method, path)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.headers["content-type"] == "application/problem+json"
 
@@ -150,13 +263,13 @@ async def test_other_http_errors_keep_their_status_and_headers() -> None:
 
 
 async def test_an_api_request_that_is_not_as_described_names_the_place() -> None:
-    api = APIRouter()
+    router = api()
 
-    @api.get("/rows/{row_id}")
+    @router.get("/rows/{row_id}")
     async def find(row_id: int, page: int) -> dict[str, int]:
         return {"row": row_id, "page": page}
 
-    client = Client(*api.routes)
+    client = Client(*router.routes)
     assert (await client.get("/rows/7?page=1")).json() == {"row": 7, "page": 1}
     answer = await client.get("/rows/private?page=secret")
     assert (answer.status_code, answer.json()["code"]) == (422, "request_invalid")
@@ -169,7 +282,7 @@ async def bound(_: Request) -> Response:
 
 
 async def test_a_callers_trace_goes_on_inside_and_comes_back() -> None:
-    client = Client(Route("/bound", bound))
+    client = Client(bare("/bound", bound))
     answer = await client.get("/bound", traceparent=PARENT)
     assert answer.json()["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
     assert answer.headers["traceparent"].split("-")[1] == "0af7651916cd43dd8448eb211c80319c"
@@ -188,13 +301,13 @@ async def test_answers_are_counted_by_pattern_never_by_path() -> None:
     async def found(_: Request) -> Response:
         return PlainTextResponse("ok")
 
-    api = APIRouter()
+    router = api()
 
-    @api.get("/api/{row_id}")
+    @router.get("/api/{row_id}")
     async def described(row_id: int) -> int:
         return row_id
 
-    client = Client(Route("/rows/{row_id}", found), raising(ZeroDivisionError()), *api.routes)
+    client = Client(bare("/rows/{row_id}", found), raising(ZeroDivisionError()), *router.routes)
     expected = [("/rows/{row_id}", 200), ("/api/{row_id}", 200), ("none", 404), ("/raise", 500)]
     before = [counted(*labels) for labels in expected]
     for path in ("/rows/314159", "/api/161803", "/nowhere/271828", "/raise"):
@@ -210,7 +323,7 @@ Serving = Callable[..., Any]
 
 
 @asynccontextmanager
-async def serving(*routes: Route) -> AsyncIterator[tuple[str, asyncio.Event, "asyncio.Future[None]"]]:
+async def serving(*routes: PublicRoute) -> AsyncIterator[tuple[str, asyncio.Event, "asyncio.Future[None]"]]:
     async def nobody(_: Invariant) -> None:
         return
 
@@ -232,7 +345,7 @@ async def test_a_request_in_hand_is_answered_after_the_stop() -> None:
         await release.wait()
         return PlainTextResponse("answered")
 
-    async with serving(Route("/slow", slow)) as (url, stopping, served), httpx.AsyncClient(trust_env=False) as http:
+    async with serving(bare("/slow", slow)) as (url, stopping, served), httpx.AsyncClient(trust_env=False) as http:
         asked = asyncio.ensure_future(http.get(f"{url}/slow"))
         await entered.wait()
         stopping.set()

@@ -53,6 +53,39 @@ async def test_a_user_may_have_no_address(world: World) -> None:
     assert (user["id"], user["email_addresses"], user["primary_email_address_id"]) == ("user_2fixed", [], None)
 
 
+async def test_a_user_may_have_more_addresses_and_metadata_of_three_kinds(world: World) -> None:
+    user = world.clerk.create_user(
+        email="ada@example.com",
+        more_emails=("ada@work.example", "ada@home.example"),
+        private_metadata={"stripe_customer_id": "cus_1"},
+        public_metadata={"tier": 1},
+        unsafe_metadata={"theme": "dark"},
+    )
+    addresses = [one["email_address"] for one in user["email_addresses"]]
+    assert addresses == ["ada@work.example", "ada@home.example", "old-ada@example.com", "ada@example.com"]
+    assert user["primary_email_address_id"] == user["email_addresses"][-1]["id"]
+    assert (user["private_metadata"], user["public_metadata"]) == ({"stripe_customer_id": "cus_1"}, {"tier": 1})
+    assert user["unsafe_metadata"] == {"theme": "dark"}
+    other = world.clerk.create_user(email=None, more_emails=("bob@example.com",))
+    assert (len(other["email_addresses"]), other["primary_email_address_id"]) == (1, None)
+    assert (other["private_metadata"], other["public_metadata"], other["unsafe_metadata"]) == ({}, {}, {})
+    emptied = world.clerk.update_user(user["id"], {"email": None})
+    assert (emptied["email_addresses"], emptied["primary_email_address_id"]) == ([], None)
+
+
+async def test_a_deletion_tells_the_id_and_no_more(world: World, receiver: Receiver) -> None:
+    endpoint = world.clerk.add_endpoint(receiver.url)
+    user = world.clerk.create_user(email="ada@example.com")
+    assert world.clerk.delete_user(user["id"]) == user
+    await world.outbox.idle()
+    told = [verified(request, endpoint.secrets[0]) for request in receiver.requests]
+    (gone,) = [event for event in told if event["type"] == "user.deleted"]
+    assert gone["data"] == {"deleted": True, "id": user["id"], "object": "user"}
+    for act in (lambda: world.clerk.delete_user(user["id"]), lambda: world.clerk.update_user(user["id"], {})):
+        with pytest.raises(LookupError, match="no Clerk user"):
+            act()
+
+
 async def test_changes_are_ordered_by_updated_at(world: World, receiver: Receiver) -> None:
     world.clerk.add_endpoint(receiver.url)
     world.clerk.create_user(email="old@example.com")

@@ -127,6 +127,9 @@ async def test_a_purchase_from_session_to_delivery(control: SandboxControl, rece
     later = await control.do(wire.CreateSession(SESSION))
     await control.do(wire.CompleteSession(later["id"], Payment.UNPAID))
     await control.do(wire.SettleSession(later["id"], succeeded=True))
+    assert (await control.do(wire.RefundCharge(session["id"], 900)))["amount_refunded"] == 900
+    assert (await control.do(wire.RefundCharge(session["id"])))["refunded"] is True
+    assert (await control.do(wire.DisputeCharge(later["id"], "duplicate")))["reason"] == "duplicate"
     assert await control.do(wire.AwaitIdle()) is True
     assert len({delivery.event_id for delivery in await control.deliveries()}) > 5
     left = await control.do(wire.CreateSession(SESSION))
@@ -147,7 +150,20 @@ async def test_idle_has_a_bound(control: SandboxControl, world: World, receiver:
 
 async def test_clerk_over_the_wire(control: SandboxControl, receiver: Receiver) -> None:
     endpoint = await control.do(wire.AddClerkEndpoint(receiver.url, posting=Posting.HELD))
-    user = await control.do(wire.CreateClerkUser("a@example.com", username="ada", github_login="octocat"))
+    user = await control.do(
+        wire.CreateClerkUser(
+            "a@example.com",
+            username="ada",
+            github_login="octocat",
+            more_emails=("c@example.com",),
+            private_metadata={"stripe_customer_id": "cus_1"},
+            public_metadata={"tier": 1},
+            unsafe_metadata={"theme": "dark"},
+        )
+    )
+    assert len(user["email_addresses"]) == 3
+    told = [user[f"{kind}_metadata"] for kind in ("private", "public", "unsafe")]
+    assert told == [{"stripe_customer_id": "cus_1"}, {"tier": 1}, {"theme": "dark"}]
     updated = await control.do(wire.UpdateClerkUser(user["id"], {"email": "b@example.com"}))
     assert updated["id"] == user["id"]
     messages = await control.do(wire.ListClerkMessages())
@@ -155,8 +171,10 @@ async def test_clerk_over_the_wire(control: SandboxControl, receiver: Receiver) 
     assert messages[1].body["data"]["id"] == user["id"]
     plan = Plan(tuple(message.id for message in messages), (endpoint.id,))
     assert [one.taken for one in await control.do(wire.DeliverClerk(plan))] == [True, True]
-    with pytest.raises(SandboxRefused, match="no Clerk user"):
-        await control.do(wire.UpdateClerkUser("user_none", {}))
+    assert (await control.do(wire.DeleteClerkUser(user["id"])))["id"] == user["id"]
+    for command in (wire.UpdateClerkUser(user["id"], {}), wire.DeleteClerkUser(user["id"])):
+        with pytest.raises(SandboxRefused, match="no Clerk user"):
+            await control.do(command)
 
 
 async def test_github_can_be_limited(control: SandboxControl, urls: Urls) -> None:
@@ -184,6 +202,8 @@ async def test_without_a_sink_mail_is_refused(control: SandboxControl) -> None:
     ("command", "words"),
     [
         (wire.CompleteSession("cs_none"), "No such checkout.session"),
+        (wire.RefundCharge("cs_none"), "No such checkout.session"),
+        (wire.DisputeCharge("cs_none"), "No such checkout.session"),
         (wire.CreateSession({"mode": "barter"}), "Invalid mode"),
         (wire.DeliverStripe(Plan(("evt_none",))), "No such event"),
         (wire.SetPosting("we_none", Posting.AUTO), "No such webhook_endpoint"),

@@ -75,6 +75,9 @@ async def test_the_ready_line_is_all_a_setting_needs(
         assert (await http.put(invite, headers=headers, json={"permission": "pull"})).status_code == 201
         key = {"authorization": f"Bearer {ready['stripe_api_key']}"}
         assert (await http.get(f"{ready['stripe_url']}/v1/events", headers=key)).status_code == 200
+        assert (await http.get(f"{ready['clerk_issuer']}/.well-known/jwks.json")).status_code == 200
+        price = f"{ready['stripe_url']}/v1/prices/{ready['stripe_price']}"
+        assert (await http.get(price, headers=key)).status_code == 200
         assert (await control.counts()).run == "run-of-this-test"
         await control.do(wire.AddFault(Fault(Vendor.GITHUB, Act.DROP)))
         with pytest.raises(httpx.RemoteProtocolError):

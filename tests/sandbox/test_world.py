@@ -17,9 +17,10 @@ async def test_the_doors_stand_side_by_side(world: World, urls: Urls) -> None:
         assert (await http.get(f"{urls.github}/users/octocat", headers=HEADERS)).status_code == 200
         key = {"authorization": f"Bearer {DEFAULT_KEY}"}
         assert (await http.get(f"{urls.stripe}/v1/events", headers=key)).status_code == 200
-        assert (await http.get(f"{urls.control}/counts")).json()["requests"] == 2
-    assert [entry.vendor for entry in world.log.entries()] == [Vendor.GITHUB, Vendor.STRIPE]
-    assert [entry.path for entry in world.log.entries()] == ["/users/octocat", "/v1/events"]
+        assert (await http.get(f"{urls.clerk}/.well-known/jwks.json")).status_code == 200
+        assert (await http.get(f"{urls.control}/counts")).json()["requests"] == 3
+    assert [entry.vendor for entry in world.log.entries()] == [Vendor.GITHUB, Vendor.STRIPE, Vendor.CLERK]
+    assert [entry.path for entry in world.log.entries()] == ["/users/octocat", "/v1/events", "/.well-known/jwks.json"]
 
 
 async def test_both_vendors_live_by_one_clock(world: World, urls: Urls) -> None:

@@ -21,6 +21,17 @@ def test_the_files_are_what_the_classes_say() -> None:
 
 
 @pytest.mark.parametrize("one", PUBLISHED, ids=lambda one: one.name)
+def test_a_published_schema_is_one_and_says_for_which_border(one: Published) -> None:
+    schema = json.loads(render()[one.file])
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert (schema["$id"], schema["x-border"]) == (f"urn:rowclaim:{one.name}", one.border)
+    if one.border is Border.REQUEST:
+        assert schema["additionalProperties"] is False, "what is not known is refused"
+    if one.border is Border.RESPONSE:
+        assert sorted(schema["required"]) == sorted(schema["properties"]), "what is not known is null, never absent"
+
+
+@pytest.mark.parametrize("one", [one for one in PUBLISHED if one.border is Border.TOPIC], ids=lambda one: one.name)
 def test_a_published_schema_takes_what_the_class_takes(one: Published) -> None:
     schema = json.loads(render()[one.file])
     validator = jsonschema.Draft202012Validator(schema)

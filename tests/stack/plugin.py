@@ -13,7 +13,7 @@ import pytest
 
 from tests.fixtures.brokers import BrokerServer
 from tests.stack.jars import Unavailable
-from tests.stack.supply import Supply, find_supply
+from tests.stack.supply import FromImage, Supply, find_supply
 
 OPTION: Final = "--stack"
 EMBEDDED: Final = "embedded"
@@ -80,6 +80,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if reason := config.stash.get(_MISSING, ""):
         for item in items:
             item.add_marker(pytest.mark.skip(reason=reason))
+    elif isinstance(config.stash.get(_SUPPLY, None), FromImage):
+        # Where Kafka comes in a container there are no jars to start, and that is no fault of the run.
+        of_the_jars = [item for item in items if hasattr(getattr(item, "module", None), "find_jars")]
+        config.hook.pytest_deselected(items=of_the_jars)
+        items[:] = [item for item in items if item not in of_the_jars]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -82,6 +82,21 @@ def test_what_the_broker_says_of_itself_is_printed(supplied: pytest.Pytester, wo
     ended.stdout.fnmatch_lines(["stack: Apache Kafka, a box of them", "ran on Apache Kafka 9.9.9"])
 
 
+def test_where_it_comes_in_a_container_the_tests_of_the_jars_are_no_part_of_the_run(
+    supplied: pytest.Pytester,
+) -> None:
+    supplied.makeconftest(
+        "from tests.stack import plugin\n"
+        "plugin.find_supply = lambda: plugin.FromImage('apache/kafka:9.9.9')\n"
+        "class Met: version = 'Apache Kafka 9.9.9'\n"
+    )
+    of_the_jars = "from tests.stack.jars import find_jars\ndef test_of_the_jars(): find_jars()"
+    supplied.makepyfile(test_meets=MEETS, test_of_the_jars=of_the_jars)
+    ended = run(supplied, "--stack=kafka", "test_meets.py", "test_of_the_jars.py")
+    ended.assert_outcomes(passed=1, deselected=1)
+    assert ended.ret == pytest.ExitCode.OK
+
+
 @pytest.mark.parametrize(
     ("more", "shortcoming"),
     [

@@ -1,6 +1,7 @@
 """The HTTP client of every vendor: one crossing an exchange, bounded, and led nowhere."""
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Iterator
 
 import httpx
@@ -44,6 +45,20 @@ async def test_a_body_that_breaks_off_fails_the_exchange(crossed: Crossed) -> No
         with pytest.raises(httpx.ReadError):
             await client.get("https://vendor.test/a")
     assert crossed == [(Door.HTTP, "GET /a", "before")]
+
+
+@pytest.mark.parametrize("bytes_max", [None, 1_000])
+async def test_where_a_body_is_bounded_a_packed_one_is_not_taken(bytes_max: int | None) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield gzip.compress(b" " * 100_000)
+
+    packed = httpx.Response(200, headers={"content-encoding": "gzip"}, content=body())
+    async with http_client(httpx.MockTransport(lambda request: packed), body_bytes_max=bytes_max) as client:
+        if bytes_max is None:
+            assert len((await client.get("https://vendor.test/a")).content) == 100_000
+        else:
+            with pytest.raises(httpx.ReadError, match="packed"):
+                await client.get("https://vendor.test/a")
 
 
 async def test_a_redirect_is_an_answer_like_any_other() -> None:

@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from services.kernel.errors import Invariant, Retryable
 from services.kernel.gate import Gates
 from services.kernel.pager import Page, Pager, Severity
+from services.operations.paging import send_unsent
 from services.operations.store import list_gates
 from services.vendors.http import http_client
 from services.vendors.pagerduty import PagerDuty
@@ -108,11 +109,11 @@ async def test_a_rate_limit_closes_the_gate_for_all(connect: Connect, clock: Clo
 async def test_pages_reach_it_through_the_pager(connect: Connect) -> None:
     database = await connect(ROLE)
     vendor = Vendor(503)
-    pager = Pager(database, vendor.sender(Gates(database)))
-    await pager.page("k", Severity.WARNING, "deliveries wait")
-    assert await pager.send_unsent() == {"sent": 0, "failed": 1}
+    sender = vendor.sender(Gates(database))
+    await Pager(database).page("k", Severity.WARNING, "deliveries wait")
+    assert await send_unsent(database, sender) == {"sent": 0, "failed": 1}
     vendor.status = 202
-    assert await pager.send_unsent() == {"sent": 1, "failed": 0}
+    assert await send_unsent(database, sender) == {"sent": 1, "failed": 0}
     assert [event["event_action"] for event in vendor.events] == ["trigger", "trigger"]
 
 

@@ -41,6 +41,10 @@ def _error(status: int, **error: str) -> httpx.Response:
         (_error(400, type="idempotency_error"), Failure(FailureKind.KEY_CONFLICT, "400")),
         (_error(400, code="coupon_expired"), Failure(FailureKind.REFUSED, "coupon_expired")),
         (_error(404, code="resource_missing"), Failure(FailureKind.REFUSED, "resource_missing")),
+        (
+            _error(400, code="email_invalid", param="customer_email"),
+            Failure(FailureKind.REFUSED, "email_invalid", "customer_email"),
+        ),
         (_error(402, code="card_declined", type="card_error"), Failure(FailureKind.REFUSED, "card_declined")),
         (_error(401), Failure(FailureKind.CONFIG, "401")),
         (_error(403), Failure(FailureKind.CONFIG, "403")),

@@ -15,15 +15,21 @@ import structlog
 from services.fulfillment import store
 from services.fulfillment.machine import (
     AccessMail,
+    ChargeAnswer,
     Config,
     Delivered,
+    HandleAnswer,
+    InvitationQuery,
+    InvitationStanding,
     InviteRequest,
     MailAnswer,
     MailNotSent,
     MailSent,
+    NewSession,
     Outcome,
     Pause,
     SessionAnswer,
+    SessionOpened,
     Terminal,
     Transient,
 )
@@ -47,8 +53,14 @@ SLOW_TIMEOUTS: Final = 5
 DEFERRAL: Final = timedelta(seconds=30)
 DEFERRAL_MAX: Final = timedelta(minutes=15)
 
+PASSED_OVER_MAX: Final = 3
+"""How often a flush looks again for a purchase that somebody was just writing."""
+
 UNEXPLAINED_LOGINS: Final = 3
 """So many different buyers refused without a known reason, one after another, and it is not the buyers."""
+
+COOLDOWN: Final = timedelta(minutes=10)
+"""How long after an attempt failed its username may not be corrected again."""
 
 FLUSHED_WITHIN_S: Final = 25.0
 """How long an answer waits for the flush it caused; what is not delivered by then is shown as it stands."""
@@ -67,12 +79,26 @@ class Inviter(Protocol):
         ...
 
     async def invite(self, request: InviteRequest) -> Outcome: ...
+    async def check(self, handle: str) -> HandleAnswer:
+        """Whether anybody can be delivered to under this handle; within five seconds, the wait for the pace
+        included."""
+        ...
+
+    async def standing(self, query: InvitationQuery) -> InvitationStanding:
+        """What became of an invitation. Changes nothing."""
+        ...
 
 
 class Checkout(Protocol):
-    """Fetches a Checkout Session as it is now. Raises nothing."""
+    """Opens Checkout Sessions, and looks payments up as they are now. Raises nothing."""
 
+    async def open(self, new: NewSession) -> SessionOpened: ...
     async def fetch(self, session_id: str) -> SessionAnswer: ...
+    async def session_of_payment(self, payment_id: str) -> SessionAnswer:
+        """The Session in which a payment was made."""
+        ...
+
+    async def charge(self, charge_id: str) -> ChargeAnswer: ...
 
 
 class Mailer(Protocol):
@@ -111,16 +137,24 @@ class Stopped(StrEnum):
 
 @dataclass(slots=True)
 class FlushReport:
-    """Counts, and no people in them. ``closed_until``: when the vendor's gate opens."""
+    """Counts, and no people in them. ``closed_until``: when the vendor's gate opens. ``passed_over``: somebody was
+    writing a purchase that is due, for longer than a lock is waited for."""
 
     stopped: Stopped = Stopped.DRAINED
     closed_until: datetime | None = None
+    passed_over: bool = False
     attempted: int = 0
     delivered: int = 0
     failed: int = 0
     put_back: int = 0
     mails_sent: int = 0
     mails_not_sent: int = 0
+
+    @property
+    def is_cut_short(self) -> bool:
+        """It left purchases for a reason that is ours alone. Nothing polls them: what caused the flush must cause
+        another."""
+        return self.passed_over or self.stopped in (Stopped.STOPPING, Stopped.LEASE_LOST)
 
     def counts(self) -> dict[str, int]:
         """The numbers alone."""
@@ -134,6 +168,14 @@ class FlushReport:
         }
 
 
+async def close_gate(gates: Gates, gate: str, pause: Pause, code: str) -> None:
+    """Leave a vendor alone for as long as it said, or, where it did not say, the longer the more often it refused."""
+    if pause.wait is not None:
+        await gates.close(gate, pause.wait, code, WORKER)
+    else:
+        await gates.refuse(gate, code, WORKER)
+
+
 # ----------------------------------------------------------------------------------------------------------- the flush
 @dataclass(slots=True)
 class Fulfillment:
@@ -143,6 +185,7 @@ class Fulfillment:
     outside: Outside
     attempt_bound_s: float
     stopping: asyncio.Event
+    cooldown: timedelta = COOLDOWN
     _flushing: "asyncio.Task[FlushReport] | None" = field(default=None, init=False)
     _again: "asyncio.Task[FlushReport] | None" = field(default=None, init=False)
 
@@ -181,7 +224,7 @@ class Fulfillment:
         report = FlushReport()
         may_try_deferred = True
         while await self._may_claim(report):
-            purchase = await store.claim_oldest(self.db)
+            purchase = await self._claim_oldest(report)
             if purchase is None and may_try_deferred:
                 may_try_deferred = False
                 purchase = await store.claim_deferred(self.db)
@@ -193,6 +236,18 @@ class Fulfillment:
                 break
         log.info("fulfillment.flushed", stopped=report.stopped, **report.counts())
         return report
+
+    async def _claim_oldest(self, report: FlushReport) -> store.ClaimedPurchase | None:
+        for _ in range(PASSED_OVER_MAX):
+            if (purchase := await store.claim_oldest(self.db)) is not None:
+                return purchase
+            try:
+                if not await store.wait_for_passed_over(self.db):
+                    return None
+            except Retryable:  # held for longer than a lock is waited for: the next trigger takes it
+                break
+        report.passed_over = True
+        return None
 
     async def _may_claim(self, report: FlushReport) -> bool:
         """Whether to claim one more row: the stop, the gate and the pace are all waited for before anything is held."""
@@ -259,7 +314,13 @@ class Fulfillment:
         async def invite() -> Outcome:
             if purchase.github_handle is None:
                 return NO_HANDLE
-            request = InviteRequest(purchase.id, purchase.github_handle, purchase.github_account_id, purchase.ask_first)
+            request = InviteRequest(
+                purchase_id=purchase.id,
+                handle=purchase.github_handle,
+                account_id=purchase.github_account_id,
+                ask_first=purchase.ask_first,
+                replaces=purchase.replaces,
+            )
             return await self._doubted(purchase, await self.outside.inviter.invite(request))
 
         return await effects.attempt(
@@ -308,10 +369,8 @@ class Fulfillment:
             held = await store.put_back(
                 tx, purchase, code=code, reason=reason, ask_first=ask_first, attention=attention, timeouts=timeouts
             )
-            if pause is not None and pause.wait is not None:
-                await Gates(tx).close(self.outside.inviter.gate, pause.wait, code, WORKER)
-            elif pause is not None:
-                await Gates(tx).refuse(self.outside.inviter.gate, code, WORKER)
+            if pause is not None:
+                await close_gate(Gates(tx), self.outside.inviter.gate, pause, code)
         return held
 
     async def _timeouts(self, purchase: store.ClaimedPurchase, outcome: Transient) -> store.Timeouts:

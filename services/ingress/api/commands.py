@@ -1,4 +1,4 @@
-"""``rowclaim replay`` and ``rowclaim unpark``: an operator has stored events worked on once more."""
+"""``rowclaim replay``, ``unpark`` and ``backfill``: an operator has events worked on once more, or at all."""
 
 import asyncio
 import getpass
@@ -6,13 +6,13 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
 import typer
 
-from services.ingress.flow import intake, repair
+from services.ingress.flow import backfill, intake, repair
 from services.ingress.machine import Source
 from services.kernel.db import Database
 from services.kernel.service import CommandLine, Runtime, Service
@@ -28,9 +28,13 @@ Json = Annotated[bool, typer.Option("--json", help="For scripts.")]
 Reason = Annotated[str | None, typer.Option("--reason", help="Why; kept with your name.")]
 
 
-def make_commands(card: Callable[[], Service]) -> typer.Typer:
-    """The slice's commands; ``card`` gives its SERVICE, which holds them."""
+OpenHistory = Callable[[Runtime], Awaitable[backfill.History]]
+
+
+def make_commands(card: Callable[[], Service], open_history: OpenHistory) -> typer.Typer:
+    """The slice's commands; ``card`` gives its SERVICE, which holds them, ``open_history`` what Stripe lists."""
     app = typer.Typer()
+    app.add_typer(_make_backfill(card, open_history), name="backfill")
 
     @app.command()
     def replay(
@@ -48,7 +52,7 @@ def make_commands(card: Callable[[], Service]) -> typer.Typer:
         wanted = repair.Replay(
             consumer=consumer,
             kind=kind,
-            since=parse_since(since),
+            since=parse_when(since, "--since"),
             page=page,
             actor=actor(),
             reason="" if dry_run else _required(reason),
@@ -79,16 +83,69 @@ def make_commands(card: Callable[[], Service]) -> typer.Typer:
     return app
 
 
+def _make_backfill(card: Callable[[], Service], open_history: OpenHistory) -> typer.Typer:
+    backfills = typer.Typer(help="Store events that their sender lists and the inbox lacks.", no_args_is_help=True)
+
+    @backfills.command("stripe")
+    def backfill_stripe(
+        context: typer.Context,
+        since: Annotated[str, typer.Option(help="An instant (2026-11-30T12:00Z), or how long ago (90m, 12h, 3d).")],
+        until: Annotated[str | None, typer.Option(help="The same; unset: now.")] = None,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and write nothing.")] = False,
+        reason: Reason = None,
+        as_json: Json = False,
+    ) -> None:
+        """Store what Stripe lists of 30 days, of the types that some consumer is owed, as if it had arrived."""
+        line: CommandLine = context.obj
+        wanted = backfill.Backfill(
+            since=parse_when(since, "--since"),
+            until=None if until is None else parse_when(until, "--until"),
+            actor=actor(),
+            reason=(reason or "").strip() or "to store what did not arrive",
+        )
+
+        async def work(runtime: Runtime) -> backfill.Backfilled:
+            db, history = await runtime.database(card().role), await open_history(runtime)
+            return await backfill_all(runtime, backfill.backfill(db, history, wanted, dry_run=dry_run), dry_run=dry_run)
+
+        total = line.run(card(), work)
+        line.show(_shown_backfill(total, dry_run=dry_run), as_json=as_json)
+
+    return backfills
+
+
+async def backfill_all(
+    runtime: Runtime, pages: AsyncIterator[backfill.Backfilled], *, dry_run: bool
+) -> backfill.Backfilled:
+    """Every page, one after another. Whatever ends it early, the operator is told what was stored before."""
+    total = backfill.Backfilled()
+    try:
+        async for page in pages:
+            total += page
+            _progress(f"{total.stored} of {total.looked_at} stored so far")
+    except BaseException:
+        typer.echo(f"stopped; {total.stored} stored so far, run it again to go on", err=True)
+        raise
+    if total.unfinished is not None:
+        typer.echo(f"too many for one run; go on with --until {total.unfinished.isoformat()}", err=True)
+    if not dry_run:
+        await _ring(runtime, total.rings)
+    return total
+
+
+def _progress(text: str) -> None:
+    """Where somebody watches; a pipe sees nothing."""
+    if sys.stderr.isatty():
+        typer.echo(f"\r{text}", err=True, nl=False)
+
+
 async def replay_all(runtime: Runtime, what: repair.Replay, *, dry_run: bool) -> repair.Replayed | None:
     """Every page, one after another. Whatever ends it early, the operator is told how to go on."""
     total: repair.Replayed | None = None
     try:
         async for page in repair.replay(await _operators(runtime), what, dry_run=dry_run):
             total = page if total is None else total + page
-            if sys.stderr.isatty():
-                typer.echo(
-                    f"\r{total.put_back + total.made} so far, up to {total.resume.isoformat()}", err=True, nl=False
-                )
+            _progress(f"{total.put_back + total.made} so far, up to {total.resume.isoformat()}")
     except BaseException:
         if total is not None:
             typer.echo(f"stopped; go on with --since {total.resume.isoformat()}", err=True)
@@ -128,7 +185,7 @@ async def unpark_now(
     return done
 
 
-def parse_since(text: str) -> datetime | timedelta:
+def parse_when(text: str, option: str) -> datetime | timedelta:
     """An instant (UTC where it names no zone), or how long ago."""
     ago = AGO.fullmatch(text)
     if ago is not None:
@@ -136,9 +193,7 @@ def parse_since(text: str) -> datetime | timedelta:
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(
-            "neither an instant nor a duration such as 90m, 12h, 3d", param_hint="--since"
-        ) from None
+        raise typer.BadParameter("neither an instant nor a duration such as 90m, 12h, 3d", param_hint=option) from None
     return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
 
 
@@ -176,6 +231,19 @@ def _shown(total: repair.Replayed | None, *, dry_run: bool) -> Mapping[str, obje
         "parked": total.parked,
         "without_body": total.without_body,
         "resume": total.resume,
+    }
+
+
+def _shown_backfill(total: backfill.Backfilled, *, dry_run: bool) -> Mapping[str, object]:
+    return {
+        "dry_run": dry_run,
+        "looked_at": total.looked_at,
+        "stored": total.stored,
+        "already_there": total.already_there,
+        "owed": total.owed,
+        "unreadable": total.unreadable,
+        "complete": total.unfinished is None,
+        "resume_until": total.unfinished,
     }
 
 

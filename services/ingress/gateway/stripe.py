@@ -10,12 +10,19 @@ from typing import Final
 
 import stripe
 
-from services.ingress.gateway.head import EXTERNAL_ID, KIND, read_head, utf8
+from services.ingress.gateway.head import EXTERNAL_ID, KIND, Head, read_head, utf8
 from services.ingress.gateway.proof import TOLERANCE_S_MAX, active_secrets, misdated, sole_header
 from services.ingress.machine import THIN_EVENT, Headers, Rejected, Rejection, Verdict, Verified
 
 SNAPSHOT_OBJECT: Final = "event"
 THIN_OBJECT: Final = "v2.core.event"
+
+
+def misshapen(head: Head) -> Rejection | None:
+    """Why an event's own id and type cannot be kept; None: they can."""
+    if not EXTERNAL_ID.fullmatch(head.id):
+        return Rejection.EVENT_ID
+    return None if KIND.fullmatch(head.type) else Rejection.EVENT_KIND
 
 
 class StripeVerifier:
@@ -35,10 +42,8 @@ class StripeVerifier:
             return Rejected(head)
         if head.object not in (SNAPSHOT_OBJECT, THIN_OBJECT):
             return Rejected(Rejection.EVENT_OBJECT)
-        if not EXTERNAL_ID.fullmatch(head.id):
-            return Rejected(Rejection.EVENT_ID)
-        if not KIND.fullmatch(head.type):
-            return Rejected(Rejection.EVENT_KIND)
+        if (fault := misshapen(head)) is not None:
+            return Rejected(fault)
         parked_reason = THIN_EVENT if head.object == THIN_OBJECT else None
         return Verified(head.id, head.type, secret=proof, api_version=head.api_version, parked_reason=parked_reason)
 

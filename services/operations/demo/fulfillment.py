@@ -1,7 +1,7 @@
 """The story of fulfillment: some forty paid checkouts, and what can go wrong with them, each invited exactly once.
 
-A buyer pays at the vendor's page; the vendor posts signed webhooks to our front door; what happens then is looked at
-from outside, in the database and in the log of what reached GitHub.
+A buyer says at our checkout whom to invite and pays at the vendor's page; the vendor posts signed webhooks to our front
+door; what happens then is looked at from outside, in the database and in the log of what reached GitHub.
 """
 
 import time
@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 
-from services.operations.demo.stage import Note, Stage, until
+from services.operations.demo.stage import OPERATOR, Answer, Note, Stage, until
 from services.operations.demo.verdict import Scene, Told
 from services.sandbox.faults import Act, Fault, Reply
 from services.sandbox.github.shapes import AccountType
@@ -22,8 +22,10 @@ from services.sandbox.wire import (
     AddFault,
     CompleteSession,
     CreateSession,
+    DeleteAccount,
     DeliverStripe,
     ListStripeEvents,
+    RefundCharge,
     SetPosting,
     SettleSession,
 )
@@ -41,7 +43,7 @@ EVENTS: Final = (
 STATES: Final[LiteralString] = """
 select stripe_session_id, fulfillment_state from purchases where stripe_session_id = any($1::text[])"""
 PURCHASE: Final[LiteralString] = """
-select id, fulfillment_state, fulfillment_attempts, claimed_by from purchases where stripe_session_id = $1"""
+select id, fulfillment_state, claimed_by, revoked_at from purchases where stripe_session_id = $1"""
 BY_STATE: Final[LiteralString] = """
 select fulfillment_state as state, count(*) as purchases from purchases group by 1"""
 REASONS: Final[LiteralString] = """
@@ -79,7 +81,11 @@ class FulfillmentStory:
         await self._scene("buyers pay, one by one", self.ordinary())
         await self._scene("each event thrice, twice at once", self.repeated())
         await self._scene("debits out of order, one bounced", self.out_of_order())
-        await self._scene("no such user, organisation, none", self.cannot_be_invited())
+        await self._scene("no such user, organisation: no sale", self.refused_before_paying())
+        await self._scene("accounts gone after paying, or none", self.cannot_be_invited())
+        await self._scene("a buyer names an account later", self.corrected())
+        await self._scene("a payment without an owner", self.nobodys())
+        await self._scene("refunded after the invitation", self.refunded())
         await self._scene("another slice's, and unmarked", self.not_ours())
         await self._scene(f"GitHub: 403, Retry-After {RETRY_AFTER_S}", self.rate_limited())
         await self._scene("consumer SIGKILLed, then force", self.killed())
@@ -123,21 +129,64 @@ class FulfillmentStory:
         await self.release()
         return len(kept), await self.came_of(kept) + ", 1 owed nothing"
 
-    async def cannot_be_invited(self) -> tuple[int, str]:
+    async def refused_before_paying(self) -> tuple[int, str]:
         await self.stage.control.do(AddAccount("initech", AccountType.ORGANIZATION))
-        sessions = [
-            await self.buy("no-such-person-0"),
-            await self.buy("initech"),
-            await self.buy(None),
-            await self.buy(await self.person("innocent")),
-        ]
+        said = [await self.checks_out("user_early", login) for login in ("no-such-person", "initech")]
+        codes = {(answer.status, answer.body.get("code")) for answer in said}
+        self.told.check("who cannot be invited is told before paying", codes, {(400, "github_handle_unknown")})
+        return 0, "2 told before paying"
+
+    async def cannot_be_invited(self) -> tuple[int, str]:
+        await self.hold()
+        sessions = [await self.buy(await self.person(f"gone{number}")) for number in range(2)]
+        for number in range(2):
+            await self.stage.control.do(DeleteAccount(f"gone{number}"))
+        sessions += [await self.buy(None), await self.buy(await self.person("innocent"))]
+        await self.release()
+        await self.deliver(Plan(await self.events_of(sessions)))
         return len(sessions), await self.came_of(sessions)
 
+    async def corrected(self) -> tuple[int, str]:
+        session = await self.buy(None, user="user_late")
+        before = await self.came_of([session])
+        body = {"purchaseId": (await self.purchase(session))["id"], "githubUsername": await self.person("latecomer")}
+        answer = await self.stage.call("user_late", "POST", "/fulfillment/requeue", body)
+        shown = [one["state"] for one in answer.body.get("purchases", [])]
+        self.told.check("the answer to a correction shows the delivery", shown, ["delivered"])
+        return 1, f"{before}, then {await self.came_of([session])}"
+
+    async def nobodys(self) -> tuple[int, str]:
+        """Sold outside our checkout, so without an owner; its buyer's account is gone. A person sees it, finds out
+        whose it is, and sends it again."""
+        await self.hold()
+        login = await self.person("walk-in")
+        session = await self.sell_elsewhere(login, mark="fulfillment", owner=None)
+        self.sold.append(session)
+        await self.stage.control.do(DeleteAccount(login))
+        await self.release()
+        await self.deliver(Plan(await self.events_of([session])))
+        before = await self.came_of([session])
+        listed = (await self.stage.call(OPERATOR, "GET", "/admin/fulfillments/attention")).body["purchases"]
+        purchase = (await self.purchase(session))["id"]
+        mine = next(one for one in listed if one["id"] == purchase)
+        await self.person(login)
+        why = {"userId": "user_walk_in", "reason": "showed the receipt"}
+        await self.stage.call(OPERATOR, "POST", f"/admin/purchases/{purchase}/link", why)
+        sent = await self.stage.call(OPERATOR, "POST", "/admin/users/user_walk_in/fulfillment/retrigger", {})
+        self.told.check("it could not be sent before it had an owner", mine["canResend"], False)
+        self.told.check("it was sent once it had one", sent.status, 200)
+        return 1, f"{before}, linked, then {await self.came_of([session])}"
+
+    async def refunded(self) -> tuple[int, str]:
+        session = await self.buy(await self.person("returned"))
+        came = await self.came_of([session])
+        await self.stage.control.do(RefundCharge(session))
+        await until(lambda: self._revoked(session), within_s=SETTLED_WITHIN_S, what="the refund seen")
+        return 1, f"{came}, listed, nothing taken away"
+
     async def not_ours(self) -> tuple[int, str]:
-        before = len(self.sold)
-        await self.buy(await self.person("elsewhere"), mark="rewards")
-        await self.buy(await self.person("unmarked"), mark=None)
-        del self.sold[before:]
+        await self.sell_elsewhere(await self.person("elsewhere"), mark="rewards", owner="user_elsewhere")
+        await self.sell_elsewhere(await self.person("unmarked"), mark=None, owner="user_unmarked")
         return 0, "left alone, and shown"
 
     async def rate_limited(self) -> tuple[int, str]:
@@ -220,8 +269,8 @@ class FulfillmentStory:
             "failed for good, each with its reason",
             reasons,
             {
-                "no-such-person-0": "no_such_account",
-                "initech": "not_a_person",
+                "gone0": "no_such_account",
+                "gone1": "no_such_account",
                 "-": "no_handle",
             },
         )
@@ -243,7 +292,15 @@ class FulfillmentStory:
         )
         check("no call while GitHub had asked to wait", await self.calls_too_early(), [])
         check("the forced purchase was invited once", invited[self.forced], 1)
-        check("who forced and why is kept", actions, [("fulfillment.force", "its consumer was killed")])
+        check(
+            "who did what by hand and why is kept",
+            actions,
+            [
+                ("fulfillment.link", "showed the receipt"),
+                ("fulfillment.retrigger", "re-triggered"),
+                ("fulfillment.force", "its consumer was killed"),
+            ],
+        )
 
     async def calls_too_early(self) -> list[str]:
         """Invites that arrived at GitHub between its refusal and the instant it named."""
@@ -261,32 +318,33 @@ class FulfillmentStory:
         """Somebody with a GitHub account."""
         return (await self.stage.control.do(AddAccount(login))).login
 
-    async def buy(self, login: str | None, payment: Payment = Payment.PAID, *, mark: str | None = "fulfillment") -> str:
-        """A checkout from its Session to the paid page; the Session's id."""
+    async def buy(self, login: str | None, payment: Payment = Payment.PAID, *, user: str | None = None) -> str:
+        """A purchase from our checkout to the paid page; the Session's id."""
+        user = user or f"user_{login or 'without'}"
+        answer = await self.checks_out(user, login)
+        session = str(answer.body["id"])
+        await self.stage.control.do(CompleteSession(session, payment, email=f"{user}@example.com"))
+        self.sold.append(session)
+        return session
+
+    async def checks_out(self, user: str, login: str | None) -> Answer:
+        """A user says at our checkout whom to invite."""
+        return await self.stage.call(user, "POST", "/checkout/session", {"githubUsername": login})
+
+    async def sell_elsewhere(self, login: str, *, mark: str | None, owner: str | None) -> str:
+        """A checkout that our shop did not open, paid; the Session's id."""
         metadata = {"rowclaim_slice": mark, "github_username": login}
-        session = await self.stage.control.do(
-            CreateSession(
-                {
-                    "mode": "payment",
-                    "success_url": "https://shop.example.com/thanks",
-                    "client_reference_id": f"user_{login or 'without'}",
-                    "customer_email": f"{login or 'without'}@example.com",
-                    "metadata": {name: value for name, value in metadata.items() if value is not None},
-                    "line_items": [
-                        {
-                            "quantity": 1,
-                            "price_data": {
-                                "currency": "usd",
-                                "unit_amount": 4900,
-                                "product_data": {"name": "The repository"},
-                            },
-                        }
-                    ],
-                }
-            )
-        )
-        await self.stage.control.do(CompleteSession(session["id"], payment))
-        self.sold.append(session["id"])
+        params = {
+            "mode": "payment",
+            "success_url": "https://shop.example.com/thanks",
+            "client_reference_id": owner,
+            "customer_email": f"{login}@example.com",
+            "metadata": {name: value for name, value in metadata.items() if value is not None},
+            "line_items": [{"quantity": 1, "price": self.stage.whole.settings["ROWCLAIM_FULFILLMENT_CHECKOUT_PRICE"]}],
+        }
+        given = {name: value for name, value in params.items() if value is not None}
+        session = await self.stage.control.do(CreateSession(given))
+        await self.stage.control.do(CompleteSession(session["id"]))
         return str(session["id"])
 
     async def hold(self) -> None:
@@ -309,7 +367,7 @@ class FulfillmentStory:
     async def puts(self) -> list[LoggedRequest]:
         return await self.stage.control.log(Vendor.GITHUB, method="PUT")
 
-    async def purchase(self, session: str) -> Mapping[str, str]:
+    async def purchase(self, session: str) -> Mapping[str, Any]:
         row = await self.stage.database.fetchrow(PURCHASE, session)
         return dict(row) if row is not None else {}
 
@@ -326,6 +384,9 @@ class FulfillmentStory:
 
     async def _at_rest(self) -> bool:
         return bool(await self.stage.database.fetchval(OPEN_DELIVERIES) == 0)
+
+    async def _revoked(self, session: str) -> bool:
+        return bool((await self.purchase(session))["revoked_at"])
 
     async def _gate_closed(self) -> datetime | None:
         until_when: datetime | None = await self.stage.database.fetchval(GATE)

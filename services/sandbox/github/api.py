@@ -253,11 +253,21 @@ class GitHubApi:
             raise Refused(refusals.not_found(f"{refusals.DOCS}/users/users#get-a-user"))
         return _json(200, public_user(account, call.base_url))
 
+    def get_user_by_id(self, call: Call, token: Token | None) -> Answer:
+        """What an account is called now."""
+        number = call.segments[1]
+        account = self.world.accounts.get(int(number)) if number.isdecimal() else None
+        if account is None:
+            raise Refused(refusals.not_found(f"{refusals.DOCS}/users/users#get-a-user-using-their-id"))
+        return _json(200, public_user(account, call.base_url))
+
 
 def _find_route(call: Call) -> Route:
     match (call.method, *call.segments):
         case ("GET", "users", _):
             return GitHubApi.get_user
+        case ("GET", "user", _):
+            return GitHubApi.get_user_by_id
         case (method, "repos", _, _, *rest) | (method, "repositories", _, *rest):
             match (method, *rest):
                 case ("PUT", "collaborators", _):
@@ -279,7 +289,7 @@ def _find_route(call: Call) -> Route:
 def _subject(call: Call) -> str | None:
     """The login or the invitation a call is about."""
     match call.segments:
-        case ("users", subject) | (*_, "collaborators" | "invitations", subject):
+        case ("users" | "user", subject) | (*_, "collaborators" | "invitations", subject):
             return subject
         case _:
             return None

@@ -6,6 +6,7 @@ from typing import Final
 
 from services.sandbox.stripe.books import Books, Obj, new_id
 from services.sandbox.stripe.refusals import StripeRefusal
+from services.sandbox.stripe.resources.charges import new_charge
 from services.sandbox.stripe.resources.checkout_sessions import expire_session, find_session
 from services.sandbox.stripe.resources.customers import create_customer
 from services.sandbox.stripe.resources.payment_intents import new_payment_intent
@@ -62,7 +63,7 @@ class Buyer:
         session["payment_intent"] = intent["id"]
         books.emit("payment_intent.created", intent)
         if payment is Payment.PAID:
-            self._succeed(intent)
+            self._succeed(intent, session)
             session["payment_status"] = "paid"
         else:
             intent["status"] = "processing"
@@ -78,7 +79,7 @@ class Buyer:
         if intent["status"] != "processing":
             raise StripeRefusal(f"The payment of {session_id} is {intent['status']}: nothing is left to settle.")
         if succeeded:
-            self._succeed(intent)
+            self._succeed(intent, session)
             session["payment_status"] = "paid"
             books.emit("checkout.session.async_payment_succeeded", session)
         else:
@@ -100,12 +101,9 @@ class Buyer:
         """Walk away until the Session expires. Raises StripeRefusal when it is not open."""
         return expire_session(self.books, self._session(session_id, "open"))
 
-    def _succeed(self, intent: Obj) -> None:
-        intent |= {
-            "status": "succeeded",
-            "amount_received": intent["amount"],
-            "latest_charge": new_id("py" if "us_bank_account" in intent["payment_method_types"] else "ch"),
-        }
+    def _succeed(self, intent: Obj, session: Obj) -> None:
+        charge = new_charge(self.books, intent, session["customer_details"])
+        intent |= {"status": "succeeded", "amount_received": intent["amount"], "latest_charge": charge["id"]}
         self.books.emit("payment_intent.succeeded", intent)
 
     def _session(self, session_id: str, status: str) -> Obj:

@@ -3,6 +3,7 @@
 from typing import Final
 
 from services.sandbox.stripe.resources import (
+    charges,
     checkout_sessions,
     customers,
     events,
@@ -13,6 +14,7 @@ from services.sandbox.stripe.resources import (
 from services.sandbox.stripe.routes import Route
 
 ROUTES: Final[tuple[Route, ...]] = (
+    *charges.ROUTES,
     *checkout_sessions.ROUTES,
     *customers.ROUTES,
     *events.ROUTES,

@@ -43,8 +43,13 @@ def _shipping_before_cost(session: Obj) -> None:
     session["shipping_rate"] = cost and cost["shipping_rate"]
 
 
+def _invoice_inside(charge: Obj) -> None:
+    charge["invoice"] = None
+
+
 CHANGES: Final = (
     Change("2026-03-25", "checkout.session", _old_ui_mode),
+    Change("2025-03-31", "charge", _invoice_inside),
     Change("2025-03-31", "checkout.session", _shipping_details_outside),
     Change("2022-08-01", "checkout.session", _shipping_before_cost),
 )

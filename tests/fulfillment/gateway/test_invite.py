@@ -16,7 +16,11 @@ from services.fulfillment.gateway.invite import GATE, GitHubInviter, InviteSetti
 from services.fulfillment.machine import (
     Config,
     Delivered,
+    HandleAnswer,
+    HandleUnverified,
     Invitation,
+    InvitationQuery,
+    InvitationStanding,
     InviteRequest,
     Outcome,
     Pause,
@@ -25,14 +29,20 @@ from services.fulfillment.machine import (
 )
 from services.kernel.errors import Retryable
 from services.kernel.gate import Gates
+from services.sandbox.github.world import DEFAULT_REPOSITORY, DEFAULT_TOKEN
+from services.sandbox.log import Vendor
+from services.sandbox.world import Urls, World
 from services.vendors.http import http_client
 from tests.house.source import ROOT, modules
+from tests.sandbox.github.description import Description
 
 API: Final = "https://api.github.test"
 REPO: Final = f"{API}/repos/acme-school/course-materials"
 PUT: Final = "PUT /repos/acme-school/course-materials/collaborators/octocat"
 ACCESS: Final = "GET /repos/acme-school/course-materials/collaborators/octocat"
 USER: Final = "GET /users/octocat"
+ACCOUNT: Final = "GET /user/583231"
+OLD: Final = "DELETE /repos/acme-school/course-materials/invitations/9"
 INVITATIONS: Final = "GET /repos/acme-school/course-materials/invitations"
 DATE: Final = "Mon, 30 Nov 2026 12:00:00 GMT"
 
@@ -93,14 +103,26 @@ class GitHub:
         return GitHubInviter(InviteSettings(**(given | settings)), http, Gates(self.database))
 
     async def invite(
-        self, handle: str = "octocat", *, account_id: int | None = None, ask_first: bool = False
+        self,
+        handle: str = "octocat",
+        *,
+        account_id: int | None = None,
+        ask_first: bool = False,
+        replaces: int | None = None,
     ) -> Outcome:
-        return await self.inviter().invite(InviteRequest(1, handle, account_id, ask_first))
+        return await self.inviter().invite(InviteRequest(1, handle, account_id, ask_first, replaces))
 
 
 def github(**by_call: Reply | list[Reply]) -> GitHub:
-    """`put=`, `user=`, `access=`, `invitations=`: one answer, or several in order."""
-    names = {"put": PUT, "user": USER, "access": ACCESS, "invitations": INVITATIONS}
+    """`put=`, `old=`, `user=`, `account=`, `access=`, `invitations=`: one answer, or several in order."""
+    names = {
+        "put": PUT,
+        "old": OLD,
+        "user": USER,
+        "account": ACCOUNT,
+        "access": ACCESS,
+        "invitations": INVITATIONS,
+    }
     return GitHub(
         {names[name]: deque(replies if isinstance(replies, list) else [replies]) for name, replies in by_call.items()}
     )
@@ -151,6 +173,7 @@ def meant(outcome: Outcome) -> Outcome:
 ACCEPT = "https://github.com/acme-school/course-materials/invitations"
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
 INVITED = Delivered("", invitation=Invitation(9, ACCEPT, 583231, NOON))
+ALMOST_A_WEEK_AGO = Delivered("", invitation=Invitation(9, ACCEPT, 583231, NOON - timedelta(days=7, seconds=-1)))
 TO_NOBODY_NAMED = Delivered("", invitation=Invitation(9, ACCEPT, None, NOON))
 HAD_ACCESS = Delivered("", already_had_access=True)
 TROUBLE = Transient("vendor_trouble", "", ask_first=True)
@@ -382,6 +405,7 @@ async def test_look_ups_follow_the_repository_too() -> None:
     [
         (httpx.Response(204), [], None, HAD_ACCESS),
         (says(404), [[invitation(login="OctoCat")]], None, INVITED),
+        (says(404), [[invitation(created_at="2026-11-23T12:00:01Z")]], None, ALMOST_A_WEEK_AGO),
         (says(404), [[invitation(login="renamed")]], 583231, INVITED),
         (says(404), [[{"id": "odd"}, invitation(login="other", account_id=7)], [invitation()]], None, INVITED),
     ],
@@ -397,7 +421,7 @@ async def test_what_arrived_is_found_and_not_sent_again(
 def _paged(pages: list[list[Any]]) -> list[Reply]:
     following = f'<{REPO}/invitations?per_page=100&page=2>; rel="next"'
     return [
-        httpx.Response(200, json=page, headers={"link": following} if nth < len(pages) - 1 else {})
+        httpx.Response(200, json=page, headers={"date": DATE} | ({"link": following} if nth < len(pages) - 1 else {}))
         for nth, page in enumerate(pages)
     ]
 
@@ -408,6 +432,7 @@ def _paged(pages: list[list[Any]]) -> list[Reply]:
         ([[]], None),
         ([[invitation(login="other", account_id=7)], [invitation(login="third", account_id=8)]], None),
         ([[invitation(expired=True)]], None),
+        ([[invitation(created_at="2026-11-23T12:00:00Z")]], None),
         ([[invitation(account_id=7)]], 583231),
         ([[invitation(invitee=None)]], None),
     ],
@@ -452,6 +477,112 @@ async def test_while_nobody_can_tell_whether_it_arrived_nothing_is_sent(answer: 
     world = github(access=NOT_FOUND, invitations=answer)
     assert meant(await world.invite(ask_first=True)) == outcome
     assert PUT not in world.asked()
+
+
+# ------------------------------------------------------------------------------------- an invitation that ran out
+NEW: Final = {"id": 10, "created_at": "2026-11-30T12:00:00Z"}
+INVITED_ANEW = Delivered("", invitation=Invitation(10, ACCEPT, 583231, NOON))
+
+
+@pytest.mark.parametrize("gone", [httpx.Response(204), NOT_FOUND], ids=["204", "404"])
+async def test_what_ran_out_is_removed_before_a_new_one_is_sent(gone: httpx.Response) -> None:
+    world = github(old=gone, put=httpx.Response(201, json=invitation(**NEW)))
+    assert meant(await world.invite(replaces=9)) == INVITED_ANEW
+    assert world.asked() == [OLD, PUT]
+    assert world.requests[0].headers["authorization"] == "Bearer github_pat_x"
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (says(401, "Bad credentials"), Config("http_401", "")),
+        (says(403, "Must have admin rights to Repository."), Config("http_403", "")),
+        (says(403, SECONDARY, retry_after="30"), limited(30)),
+        (says(429), limited(None)),
+        (says(422), Config("http_422", "")),
+        (says(409), Transient("conflict", "")),
+        (httpx.Response(502, html="<title>Unicorn!</title>"), Transient("vendor_trouble", "")),
+        (httpx.Response(200), Transient("vendor_trouble", "")),
+        (httpx.ReadTimeout, Transient("timed_out", "", timed_out=True)),
+        (httpx.ReadError, Transient("cut_off", "")),
+        (httpx.ConnectError, Transient("unreachable", "")),
+    ],
+    ids=str,
+)
+async def test_while_it_may_still_be_there_nothing_is_sent(answer: Reply, outcome: Outcome) -> None:
+    world = github(old=answer)
+    assert meant(await world.invite(replaces=9)) == outcome
+    assert world.asked() == [OLD]
+
+
+async def test_killed_between_the_removal_and_the_new_one_both_are_made_up_for() -> None:
+    removed = github(access=NOT_FOUND, invitations=_paged([[]])[0], old=NOT_FOUND)
+    removed.script[PUT] = deque([httpx.Response(201, json=invitation(**NEW))])
+    assert meant(await removed.invite(ask_first=True, replaces=9)) == INVITED_ANEW
+    assert removed.asked() == [ACCESS, INVITATIONS, OLD, PUT]
+    sent = github(access=NOT_FOUND, invitations=_paged([[invitation(**NEW)]])[0])
+    assert meant(await sent.invite(ask_first=True, replaces=9)) == INVITED_ANEW
+    assert sent.asked() == [ACCESS, INVITATIONS]
+
+
+@pytest.mark.parametrize(
+    "shown", [{"expired": True}, {"created_at": "2026-11-23T12:00:00Z"}, {"created_at": "2026-11-23T12:00:00"}]
+)
+async def test_one_that_ran_out_and_is_shown_instead_of_a_new_one_is_removed_too(shown: dict[str, Any]) -> None:
+    headers = {"date": DATE}
+    world = github(
+        put=[
+            httpx.Response(201, json=invitation(**shown), headers=headers),
+            httpx.Response(201, json=invitation(**NEW), headers=headers),
+        ],
+        old=httpx.Response(204),
+    )
+    assert meant(await world.invite()) == INVITED_ANEW
+    assert world.asked() == [PUT, OLD, PUT]
+
+
+async def test_while_it_is_in_the_way_nobody_is_told_to_accept_it() -> None:
+    world = github(put=httpx.Response(201, json=invitation(expired=True)), old=says(503))
+    assert meant(await world.invite()) == Transient("vendor_trouble", "")
+    assert world.asked() == [PUT, OLD]
+
+
+@pytest.mark.parametrize("by_name", [True, False], ids=["named", "found"])
+async def test_at_github_the_dead_invitation_goes_and_a_living_one_comes(
+    world: World, urls: Urls, github_description: Description, by_name: bool
+) -> None:
+    settings = InviteSettings(
+        github_api_url=urls.github, github_token=SecretStr(DEFAULT_TOKEN), github_repository=DEFAULT_REPOSITORY
+    )
+    async with http_client() as http:
+        inviter = GitHubInviter(settings, http, Gates(OpenGates()))
+        first = await inviter.invite(InviteRequest(1, "octocat", 583231, ask_first=False))
+        assert isinstance(first, Delivered)
+        world.clock.advance(8 * 24 * 3600)
+        replaces = first.invitation.id if by_name else None
+        again = await inviter.invite(InviteRequest(1, "octocat", 583231, ask_first=False, replaces=replaces))
+    assert isinstance(again, Delivered)
+    assert again.invitation.id != first.invitation.id
+    (open_one,) = world.github.repository(DEFAULT_REPOSITORY).invitations.values()
+    assert (open_one.id, open_one.expired(world.clock.now())) == (again.invitation.id, False)
+    effects = [entry.effect for entry in world.log.entries(Vendor.GITHUB) if entry.effect]
+    assert effects == ["invitation_created", "invitation_deleted", "invitation_created"]
+    for entry in world.log.entries(Vendor.GITHUB):
+        github_description.check_logged(entry)
+
+
+# ---------------------------------------------------------------------------------------------------- without a token
+@pytest.mark.parametrize("token", [None, SecretStr("")])
+async def test_without_a_token_nobody_is_called(token: SecretStr | None) -> None:
+    world = github()
+    inviter = world.inviter(github_token=token)
+    request = InviteRequest(1, "octocat", 583231, ask_first=True, replaces=9)
+    assert meant(await inviter.invite(request)) == Config("token_missing", "")
+    assert await inviter.check("octocat") == HandleUnverified("token_missing")
+    standing = await inviter.standing(InvitationQuery("octocat", 583231, 9))
+    assert isinstance(standing, Config)
+    assert standing.code == "token_missing"
+    assert world.requests == []
 
 
 # ------------------------------------------------------------------------------------------------- whose login it is
@@ -556,9 +687,13 @@ async def test_nothing_but_the_four_outcomes_crosses_the_seam() -> None:
         replies = {name: [make() for _ in range(9)] for name in ("put", "user", "access", "invitations")}
         world = github(**replies)
         world.otherwise = make
-        outcome = await world.invite(account_id=noise.choice([None, 7]), ask_first=noise.random() < 0.5)
+        number = noise.choice([None, 7])
+        outcome = await world.invite(account_id=number, ask_first=noise.random() < 0.5, replaces=number)
         assert isinstance(outcome, Outcome)
         seen.add(type(outcome))
+        assert isinstance(await world.inviter().check("octocat"), HandleAnswer)
+        standing = await world.inviter().standing(InvitationQuery("octocat", number, noise.choice([None, 9])))
+        assert isinstance(standing, InvitationStanding)
     assert seen == {Delivered, Terminal, Transient, Config}
 
     importers = {

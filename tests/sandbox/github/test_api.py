@@ -295,6 +295,19 @@ async def test_a_freed_login_can_be_taken_by_a_stranger(github: httpx.AsyncClien
     assert (await github.get("/users/octocat-2")).json()["id"] == before
 
 
+async def test_an_account_is_found_by_its_id_whatever_it_is_called(
+    github: httpx.AsyncClient, world: World, github_description: Description
+) -> None:
+    world.github.rename_account("octocat", "octocat-2")
+    response = await github.get("/user/583231")
+    assert described(github_description, response)
+    assert response.json()["login"] == "octocat-2"
+    github_description.validate("public-user", response.json())
+    assert world.log.entries()[0].subject == "583231"
+    for unknown in ("/user/1", "/user/octocat-2"):
+        assert (await github.get(unknown)).status_code == 404
+
+
 async def test_a_collaborator_is_204_and_everybody_else_404(
     github: httpx.AsyncClient, world: World, github_description: Description
 ) -> None:

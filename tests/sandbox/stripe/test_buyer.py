@@ -32,10 +32,11 @@ def test_a_card_is_paid_at_once(world: World, session_id: str) -> None:
         ["card"],
     )
     assert intent["metadata"] == {"rowclaim_slice": "fulfillment"}
-    assert intent["latest_charge"].startswith("ch_")
+    assert world.books.get("charge", intent["latest_charge"])["payment_intent"] == intent["id"]
     assert intent["payment_method"].startswith("pm_")
     assert told(world) == [
         ("payment_intent.created", "requires_payment_method"),
+        ("charge.succeeded", "succeeded"),
         ("payment_intent.succeeded", "succeeded"),
         ("checkout.session.completed", "paid"),
     ]
@@ -48,7 +49,11 @@ def test_a_bank_debit_is_complete_at_once_and_decided_later(world: World, sessio
     settled = world.buyer.settle(session_id, succeeded=succeeded)
     assert settled["payment_status"] == ("paid" if succeeded else "unpaid")
     last = (
-        [("payment_intent.succeeded", "succeeded"), ("checkout.session.async_payment_succeeded", "paid")]
+        [
+            ("charge.succeeded", "succeeded"),
+            ("payment_intent.succeeded", "succeeded"),
+            ("checkout.session.async_payment_succeeded", "paid"),
+        ]
         if succeeded
         else [
             ("payment_intent.payment_failed", "requires_payment_method"),

@@ -53,8 +53,10 @@ def test_what_cannot_be_expanded_is_named(world: World, paid: dict[str, Any], pa
 
 
 def test_what_the_sandbox_does_not_hold_is_said_plainly(world: World, paid: dict[str, Any]) -> None:
-    with pytest.raises(StripeRefusal, match="Expanding latest_charge exists at Stripe, but this sandbox does not play"):
-        expand(paid, ["payment_intent.latest_charge"], world.books)
+    with pytest.raises(
+        StripeRefusal, match="Expanding payment_method exists at Stripe, but this sandbox does not play"
+    ):
+        expand(paid, ["payment_intent.payment_method"], world.books)
 
 
 def test_depth_is_bounded(world: World, paid: dict[str, Any]) -> None:

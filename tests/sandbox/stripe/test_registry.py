@@ -15,6 +15,7 @@ from services.sandbox.stripe.registry import ROUTES, find_route
 from services.sandbox.stripe.resources import checkout_sessions, prices
 
 DECLARED: Mapping[tuple[str, str], Any] = {
+    ("GET", "v1/charges/*"): sdk.ChargeRetrieveParams,
     ("GET", "v1/checkout/sessions"): sdk_checkout.SessionListParams,
     ("POST", "v1/checkout/sessions"): sdk_checkout.SessionCreateParams,
     ("GET", "v1/checkout/sessions/*"): sdk_checkout.SessionRetrieveParams,

@@ -43,6 +43,13 @@ def test_every_ui_mode_has_its_old_name(world: World, session_id: str, now: str,
     assert render(session, "2025-09-30.clover")["ui_mode"] == then
 
 
+@pytest.mark.parametrize(("version", "there"), [("2025-02-24.acacia", True), ("2025-03-31.basil", False)])
+def test_a_charge_once_named_its_invoice(world: World, session_id: str, version: str, there: bool) -> None:
+    world.buyer.complete(session_id)
+    (charge,) = world.books.table("charge").values()
+    assert ("invoice" in render(charge, version)) == there
+
+
 def test_an_event_is_changed_inside_and_says_its_version(world: World, session_id: str) -> None:
     world.buyer.complete(session_id)
     event = next(row for row in world.books.table("event").values() if row["type"] == "checkout.session.completed")

@@ -62,6 +62,16 @@ _CREATE: Final = Group(
 )
 
 
+DEFAULT_PRICE: Final = "price_rowclaim_sandbox"
+"""What a newcomer finds to sell: 49.00 in US dollars."""
+
+
+def seed_price(books: Books) -> None:
+    """The default price and its product, older than every event."""
+    product = books.put(_product(books, {"name": "Course materials"}))
+    books.put(_price(books, {"currency": "usd", "unit_amount": 4900}, product["id"]) | {"id": DEFAULT_PRICE})
+
+
 def create_price(books: Books, cause: Cause, data: dict[str, Any]) -> Obj:
     """A one-time price, with a new product when ``product_data`` is given. Raises StripeRefusal."""
     if ("product" in data) == ("product_data" in data):
@@ -72,7 +82,13 @@ def create_price(books: Books, cause: Cause, data: dict[str, Any]) -> Obj:
         product = books.get("product", data["product"], param="product")
     else:
         product = _create_product(books, cause, data["product_data"])
-    price: Obj = {
+    price = books.put(_price(books, data, product["id"]))
+    books.emit("price.created", price, cause)
+    return price
+
+
+def _price(books: Books, data: dict[str, Any], product_id: str) -> Obj:
+    return {
         "id": new_id("price"),
         "object": "price",
         "active": data.get("active", True),
@@ -84,7 +100,7 @@ def create_price(books: Books, cause: Cause, data: dict[str, Any]) -> Obj:
         "lookup_key": data.get("lookup_key"),
         "metadata": data.get("metadata", {}),
         "nickname": data.get("nickname"),
-        "product": product["id"],
+        "product": product_id,
         "recurring": None,
         "tax_behavior": data.get("tax_behavior", "unspecified"),
         "tiers_mode": None,
@@ -93,14 +109,17 @@ def create_price(books: Books, cause: Cause, data: dict[str, Any]) -> Obj:
         "unit_amount": data["unit_amount"],
         "unit_amount_decimal": str(data["unit_amount"]),
     }
-    books.put(price)
-    books.emit("price.created", price, cause)
-    return price
 
 
 def _create_product(books: Books, cause: Cause, data: dict[str, Any]) -> Obj:
+    product = books.put(_product(books, data))
+    books.emit("product.created", product, cause)
+    return product
+
+
+def _product(books: Books, data: dict[str, Any]) -> Obj:
     now_s = books.clock.now_s()
-    product: Obj = {
+    return {
         "id": data.get("id") or new_id("prod", 14),
         "object": "product",
         "active": data.get("active", True),
@@ -121,9 +140,6 @@ def _create_product(books: Books, cause: Cause, data: dict[str, Any]) -> Obj:
         "updated": now_s,
         "url": None,
     }
-    books.put(product)
-    books.emit("product.created", product, cause)
-    return product
 
 
 def _create(request: Request) -> Obj:

@@ -6,7 +6,10 @@ import pytest
 import stripe
 from stripe import Price, Product
 
+from services.sandbox.stripe.resources.checkout_sessions import open_session
+from services.sandbox.stripe.resources.prices import DEFAULT_PRICE
 from services.sandbox.world import World
+from tests.sandbox.stripe.conftest import SESSION
 from tests.sandbox.stripe.sdk_types import check
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
@@ -44,3 +47,12 @@ async def test_a_price_is_refused(client: stripe.StripeClient, params: Any, word
     with pytest.raises(stripe.InvalidRequestError, match=words) as refused:
         await client.v1.prices.create_async(params)
     assert refused.value.http_status == 400
+
+
+async def test_there_is_something_to_sell(client: stripe.StripeClient, world: World) -> None:
+    price = await client.v1.prices.retrieve_async(DEFAULT_PRICE)
+    assert (price.unit_amount, price.currency, price.active) == (4900, "usd", True)
+    check(Price, world.books.get("price", DEFAULT_PRICE))
+    assert world.books.table("event") == {}
+    session = open_session(world.books, SESSION | {"line_items": [{"price": DEFAULT_PRICE, "quantity": 1}]})
+    assert session["amount_total"] == 4900

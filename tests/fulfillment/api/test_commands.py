@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from services.fulfillment.api import make_commands
+from services.fulfillment.api.commands import make_commands
 from services.fulfillment.flow import operator
 from services.fulfillment.flow.flush import FlushReport, Stopped
 from services.fulfillment.flow.operator import Retriggered
@@ -88,6 +88,16 @@ def test_force_and_its_reason_are_passed_on(typed: Typed) -> None:
     ((_, _, named),) = typed.asked
     assert (named["force"], named["reason"]) == (True, "mail never came")
     assert typed.shown[0][1] is True
+
+
+def test_attention_shows_what_needs_a_look(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def list_attention(fulfillment: object) -> list[str]:
+        assert fulfillment is typed
+        return ["what needs a look"]
+
+    monkeypatch.setattr(operator, "list_attention", list_attention)
+    assert typed.run("attention", "--json").exit_code == 0
+    assert typed.shown == [(["what needs a look"], True)]
 
 
 def test_a_purchase_is_a_number(typed: Typed) -> None:

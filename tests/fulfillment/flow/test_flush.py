@@ -1,4 +1,4 @@
-"""The flush and the re-trigger, in front of any product: this file runs unedited when the gateway is replaced."""
+"""The flush, in front of any product: this file runs unedited when the gateway is replaced."""
 
 import asyncio
 from datetime import timedelta
@@ -11,7 +11,7 @@ from services.fulfillment import store
 from services.fulfillment.flow.flush import Stopped
 from services.fulfillment.flow.operator import retrigger
 from services.fulfillment.machine import FulfillmentState, MailNotSent
-from services.kernel.errors import Invariant, Refusal, Retryable
+from services.kernel.errors import Invariant, Retryable
 from tests.fixtures.database import Clock, Connection
 from tests.fulfillment.conftest import Process, Purchases, Start
 from tests.fulfillment.vendor import Says
@@ -473,103 +473,6 @@ async def test_the_mail_says_what_the_product_says(start: Start, purchases: Purc
     assert (mail.purchase_id, mail.attempt, mail.to) == (purchase, 1, "octocat@example.com")
     assert mail.attempted_at == (await purchases.row(purchase))["fulfillment_attempted_at"]
     assert mail.instructions
-
-
-# ------------------------------------------------------------------------------------------------------- by a person
-@pytest.mark.parametrize("state", [PENDING, FAILED])
-async def test_a_pending_or_failed_purchase_is_attempted_once_more(
-    start: Start, purchases: Purchases, owner: Connection, state: str
-) -> None:
-    given = {"fulfillment_last_error": "no", "fulfillment_last_code": "no", "attention": "no", "ask_first": True}
-    slow = {"timeouts_in_row": 9, "deferrals": 3, "timeout_starts": []}
-    purchase = await purchases.add(fulfillment_state=state, claim_token=4, **given, **slow)
-    process = await start()
-    process.vendor.say("octocat", Says.TROUBLE)
-    done = await retrigger(process.fulfillment, purchase, actor="op@desk", reason=None, force=False)
-    assert (done.before, done.after, done.report.attempted) == (state, PENDING, 1)
-    row = await purchases.row(purchase)
-    assert (row["claim_token"], row["fulfillment_attempts"], row["edge"]) == (6, 1, "put_back")
-    assert (row["timeouts_in_row"], row["deferrals"], row["next_attempt_at"], row["attention"]) == (0, 0, None, None)
-    (action,) = await owner.fetch("select actor, verb, target, reason, before, after from admin_actions")
-    assert dict(action) == {
-        "actor": "op@desk",
-        "verb": "fulfillment.retrigger",
-        "target": f"purchase:{purchase}",
-        "reason": "re-triggered",
-        "before": f'{{"fulfillment_state": "{state}"}}',
-        "after": '{"fulfillment_state": "pending"}',
-    }
-
-
-@pytest.mark.parametrize("state", [IN_PROGRESS, DELIVERED])
-async def test_without_force_what_a_flush_owns_or_has_delivered_is_refused(
-    start: Start, purchases: Purchases, owner: Connection, state: str
-) -> None:
-    purchase = await _in(purchases, state)
-    before = await purchases.row(purchase)
-    process = await start()
-    with pytest.raises(Refusal, match="fulfillment_not_requeueable"):
-        await retrigger(process.fulfillment, purchase, actor="op@desk", reason="why not", force=False)
-    assert await purchases.row(purchase) == before
-    assert (process.vendor.calls, process.vendor.questions) == ([], [])
-    assert await owner.fetchval("select count(*) from admin_actions") == 0
-
-
-@pytest.mark.parametrize("state", [PENDING, FAILED, IN_PROGRESS, DELIVERED])
-async def test_with_force_and_a_reason_any_purchase_is_sent_again(
-    start: Start, purchases: Purchases, owner: Connection, state: str
-) -> None:
-    purchase = await _in(purchases, state)
-    process = await start()
-    done = await retrigger(process.fulfillment, purchase, actor="op@desk", reason=" stranded ", force=True)
-    assert (done.before, done.after, done.report.delivered) == (state, DELIVERED, 1)
-    assert (await purchases.row(purchase))["fulfillment_attempts"] == 1
-    assert bool(process.vendor.questions) == (state == IN_PROGRESS), "a stranded attempt may have arrived: ask first"
-    (action,) = await owner.fetch("select verb, reason from admin_actions")
-    assert dict(action) == {"verb": "fulfillment.force", "reason": "stranded"}
-
-
-async def test_force_does_not_pass_a_closed_gate(start: Start, purchases: Purchases) -> None:
-    purchase = await _in(purchases, DELIVERED)
-    process = await start()
-    await process.gates.close(process.fulfillment.outside.inviter.gate, timedelta(minutes=5), "by hand", "op")
-    done = await retrigger(process.fulfillment, purchase, actor="op@desk", reason="again", force=True)
-    assert (done.after, done.report.stopped, process.vendor.calls) == (PENDING, Stopped.GATE_CLOSED, [])
-    assert done.report.closed_until is not None
-
-
-@pytest.mark.parametrize(
-    ("which", "reason", "code"),
-    [
-        ("there", None, "fulfillment_reason_missing"),
-        ("there", "  ", "fulfillment_reason_missing"),
-        ("nowhere", "because", "fulfillment_purchase_unknown"),
-        ("revoked", "because", "fulfillment_not_requeueable"),
-    ],
-)
-async def test_a_force_that_cannot_be_is_refused_and_leaves_no_trace(
-    start: Start, purchases: Purchases, owner: Connection, clock: Clock, which: str, reason: str | None, code: str
-) -> None:
-    there = await _in(purchases, FAILED)
-    revoked = await _in(purchases, PENDING)
-    await owner.execute("update purchases set revoked_at = rowclaim_now() where id = $1", revoked)
-    process = await start()
-    target = {"there": there, "revoked": revoked, "nowhere": 999_999}[which]
-    with pytest.raises(Refusal) as refused:
-        await retrigger(process.fulfillment, target, actor="op@desk", reason=reason, force=True)
-    assert refused.value.code.name == code
-    assert await purchases.states() == [FAILED, PENDING]
-    assert await owner.fetchval("select count(*) from admin_actions") == 0
-    assert (await process.fulfillment.flush()).attempted == 0, "a payment that was taken back is nobody's to send"
-
-
-async def _in(purchases: Purchases, state: str) -> int:
-    """A purchase in a state, as its last writer left it."""
-    error = {"fulfillment_last_error": "no", "fulfillment_last_code": "no"} if state == FAILED else {}
-    at = await purchases.now()
-    attempted = {"fulfillment_attempted_at": at} if state == IN_PROGRESS else {}
-    delivered = {"fulfilled_at": at} if state == DELIVERED else {}
-    return await purchases.add(fulfillment_state=state, **error, **attempted, **delivered)
 
 
 # ------------------------------------------------------------------------------------- a database away for a moment

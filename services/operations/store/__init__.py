@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 
 from services.kernel.db import Tx
-from services.kernel.pager import Severity
+from services.kernel.deliveries import CRASHES_MAX, DeliveryState
+from services.kernel.pager import Page, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,36 @@ async def list_open_pages(tx: Tx, *, limit: int) -> list[OpenPage]:
     return await tx.rows(OpenPage, OPEN_PAGES, limit)
 
 
+# One sender a page at a time: a late "opened" behind a "resolved" would wake somebody for what is over and never end.
+# What was refused stands behind what was not tried: pages that the pager never takes must not hold up all others.
+TAKE_UNSENT: Final[LiteralString] = """
+with next as materialized (
+  select id from pages
+  where (sent_at is null or (resolved_at is not null and resolve_sent_at is null))
+    and coalesce(sending_until, '-infinity') <= rowclaim_now()
+  order by sending_until nulls first, id limit $1 for no key update skip locked)
+update pages p set sending_until = rowclaim_now() + $2::interval
+from next where p.id = next.id
+returning p.id, p.dedup_key, p.severity, p.summary, p.sent_at is not null as resolved"""
+
+
+async def take_unsent(tx: Tx, *, limit: int, lease: timedelta) -> list[Page]:
+    """Hold for ``lease`` up to ``limit`` pages that nobody was told of, or of whose end; oldest first."""
+    return sorted(await tx.rows(Page, TAKE_UNSENT, limit, lease), key=lambda page: page.id)
+
+
+LET_GO: Final[LiteralString] = """
+update pages set sending_until = case when not $2 then rowclaim_now() end,
+  sent_at = coalesce(sent_at, case when $2 then rowclaim_now() end),
+  resolve_sent_at = case when $2 and $3 then rowclaim_now() end
+where id = $1"""
+
+
+async def let_go(tx: Tx, page: Page, *, taken: bool) -> None:
+    """Write whether the pager took a page; what it refused is free again after those that were not tried."""
+    await tx.execute(LET_GO, page.id, taken, page.resolved)
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
     """A gate as operators see it."""
@@ -132,6 +163,11 @@ class Gate:
     reason: str | None
     closed_by: str | None
     refusals: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedByHand:
+    vendor: str
 
 
 OPEN: Final[LiteralString] = """
@@ -149,6 +185,19 @@ async def list_gates(tx: Tx) -> list[Gate]:
     return await tx.rows(Gate, GATES)
 
 
+# By the hand that closed it last: what a vendor's refusal closed since is not a person's to open unnamed.
+CLOSED_BY_HAND: Final[LiteralString] = """
+select g.vendor from vendor_gates g
+where g.closed_until > rowclaim_now() and exists (
+  select from admin_actions a where a.verb = 'close_gate' and a.target = 'gate ' || g.vendor and a.actor = g.closed_by)
+order by g.vendor"""
+
+
+async def list_closed_by_hand(tx: Tx) -> list[str]:
+    """The vendors whose gate a person holds closed."""
+    return [row.vendor for row in await tx.rows(ClosedByHand, CLOSED_BY_HAND)]
+
+
 async def open_gate(tx: Tx, vendor: str) -> bool:
     """Open a closed gate on a person's word; False: it was open."""
     return await tx.execute(OPEN, vendor) == 1
@@ -164,6 +213,36 @@ async def record_action(
 ) -> None:
     """Keep who did what by hand, and why."""
     await tx.execute(RECORD_ACTION, actor, verb, target, reason, json.dumps(before), json.dumps(after))
+
+
+# One statement: a SELECT first and an UPDATE by id next would overwrite rows that finished in between.
+REAP_DELIVERIES: Final[LiteralString] = """
+with dead as materialized (
+  select event_id, consumer, claim_token from webhook_deliveries
+  where state = 'in_progress' and lease_until < rowclaim_now()
+  order by claimed_at limit $1 for no key update skip locked)
+update webhook_deliveries d
+set state = case when d.renewals = 0 and d.crash_reaps + 1 >= $2 then 'parked' else 'pending' end,
+    edge = case when d.renewals = 0 and d.crash_reaps + 1 >= $2 then 'reap_park' else 'reap' end,
+    parked_reason = case when d.renewals = 0 and d.crash_reaps + 1 >= $2 then 'kills_workers' end,
+    crash_reaps = d.crash_reaps + case when d.renewals = 0 then 1 else 0 end,
+    claim_token = d.claim_token + 1, outcome_token = null, lease_until = null, next_attempt_at = rowclaim_clock()
+from dead
+where d.event_id = dead.event_id and d.consumer = dead.consumer and d.claim_token = dead.claim_token
+  and d.lease_until < rowclaim_now()
+returning d.event_id, d.consumer, d.state"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    event_id: int
+    consumer: str
+    state: DeliveryState
+
+
+async def reap_deliveries(tx: Tx, *, limit: int = 500) -> list[Reaped]:
+    """Free deliveries whose lease is over, whoever held them; one that keeps killing its workers is parked."""
+    return await tx.rows(Reaped, REAP_DELIVERIES, limit, CRASHES_MAX)
 
 
 # Looks through a window of events for pairs without a delivery: an event that was committed while its subscription

@@ -1,4 +1,4 @@
-"""What an operator types: deliver what is pending now, or send one purchase again."""
+"""What an operator types: deliver what is pending now, see what needs a look, send one purchase again."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Protocol, TypeVar
@@ -20,7 +20,7 @@ class InProcess(Protocol):
 
 
 def make_commands(in_process: InProcess) -> typer.Typer:
-    """``rowclaim flush`` and ``rowclaim retrigger``."""
+    """``rowclaim flush``, ``rowclaim attention`` and ``rowclaim retrigger``."""
     app = typer.Typer()
 
     @app.command()
@@ -34,10 +34,19 @@ def make_commands(in_process: InProcess) -> typer.Typer:
         line.show(_flushed(report), as_json=as_json)
 
     @app.command()
+    def attention(
+        context: typer.Context,
+        as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
+    ) -> None:
+        """List the purchases that need a person's look, newest attempt first; fifty at most."""
+        line: CommandLine = context.obj
+        line.show(in_process(line, operator.list_attention), as_json=as_json)
+
+    @app.command()
     def retrigger(
         context: typer.Context,
         purchase: Annotated[int, typer.Argument(help="The purchase's id.")],
-        force: Annotated[bool, typer.Option("--force", help="Also one in progress or delivered.")] = False,
+        force: Annotated[bool, typer.Option("--force", help="Also one in progress, delivered or taken back.")] = False,
         reason: Annotated[str | None, typer.Option("--reason", help="Why; kept. Needed to force.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="The outcome as JSON.")] = False,
     ) -> None:
