@@ -403,7 +403,7 @@ def test_the_help_names_the_periods() -> None:
     text = " ".join((prune.__doc__ or "").split())
     assert {kept.days for kept in (pruning.BODIES_KEPT, pruning.DELIVERIES_KEPT)} == {90}
     assert {kept.days for kept in (pruning.EVENT_IDS_KEPT, pruning.JOB_RUNS_KEPT, pruning.PAGES_KEPT)} == {400}
-    assert (text.count("90 days"), text.count("400 days")) == (2, 2)
+    assert (text.count("90 days"), text.count("400 days")) == (2, 1)
 
 
 async def test_nobody_else_may(database_url: DatabaseUrl) -> None:
