@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from schemas.triggers import TOPICS
 from services.__main__ import discover, issuer_keys, page_sender
 from services.kernel.gate import VENDORS
 from services.operations.paging import LogSender
@@ -163,7 +164,7 @@ async def test_a_consuming_process_joins_works_and_stops(
 ) -> None:
     port = free_port()
     env = environ(database_url, HEALTH_PORT=str(port)) | settings_of(broker_server)
-    await create_topics(broker_server.bootstrap, {"stripe.events.v1": 4})
+    await create_topics(broker_server.bootstrap, {topic.name: topic.partitions for topic in TOPICS})
     with running("consume", env=env, log=tmp_path / "log") as process:
         await answers(f"http://127.0.0.1:{port}/health/ready")
         await answers(f"http://127.0.0.1:{port}/health/live")
