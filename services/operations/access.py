@@ -3,7 +3,6 @@
 Imported by processes that serve such routes, and by whoever describes them: it brings FastAPI along.
 """
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from http import HTTPStatus
@@ -17,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive
 
 from services.kernel.auth import CALLER, Access, Caller, refusal
+from services.kernel.bodies import CutOff, read_body
 from services.kernel.errors import Refusal
 from services.operations.limits import RateLimits
 from services.operations.process import Process
@@ -24,12 +24,9 @@ from services.operations.tokens import Keys, Tokens
 
 log = structlog.get_logger()
 
-BODY_WITHIN_S: Final = 10.0
-"""How long a body may take to arrive."""
-
-
 MakeKeys = Callable[[Process], Awaitable[Keys]]
 """How a process gets the issuer's keys; wired where vendors are known."""
+CUT_OFF: Final = {"too_large": "request_too_large", "too_slow": "request_too_slow"}
 
 
 class Callers(Protocol):
@@ -95,31 +92,12 @@ class GuardedRoute(APIRoute):
             body = await read_body(request.receive, self.guard.body_bytes_max)
             if body is None:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)  # who hung up reads no answer
+            if isinstance(body, CutOff):
+                raise Refusal(CUT_OFF[body.why])
             _refuse_unstorable(request, body)
             return await handle(Request(request.scope, _replayed(body, request.receive)))
 
         return guarded
-
-
-async def read_body(receive: Receive, bytes_max: int) -> bytes | None:
-    """The body, counted as it comes: a length that was announced may lie, and a chunked request announces none.
-
-    None: the caller hung up. Raises Refusal("request_too_large" | "request_too_slow").
-    """
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_WITHIN_S):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                body += message.get("body", b"")
-                if len(body) > bytes_max:
-                    raise Refusal("request_too_large")
-                if not message.get("more_body", False):
-                    return bytes(body)
-    except TimeoutError:
-        raise Refusal("request_too_slow") from None
 
 
 def _refuse_unstorable(request: Request, body: bytes) -> None:

@@ -6,8 +6,7 @@ A buyer whose process died between claim and outcome is in sight and waits for a
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -34,19 +33,17 @@ from services.kernel.inbox import Subscription
 from services.kernel.pager import Pager
 from services.operations.store import reap_deliveries
 from services.sandbox.control import SandboxControl
-from services.sandbox.embedded.mail import MailSink
-from services.sandbox.embedded.process import free_ports
 from services.sandbox.github.world import DEFAULT_REPOSITORY, DEFAULT_TOKEN
 from services.sandbox.log import LoggedRequest
 from services.sandbox.stripe.api import DEFAULT_KEY
 from services.sandbox.wire import CompleteSession, CreateSession, InvitationState, Mail, ShowRepository
 from services.sandbox.world import Urls
-from services.sandbox.world import World as SandboxWorld
 from services.vendors.http import http_client
 from services.vendors.stripe import stripe_client
-from tests.crash.child import Ended, forked, run_child
+from tests.crash.child import Ended, run_child
 from tests.crash.plugin import Record
 from tests.crash.sweep import Make, World, sweep
+from tests.crash.worlds import among_vendors
 from tests.fixtures.database import Server
 
 T = TypeVar("T")
@@ -248,25 +245,7 @@ def _lost_a_mail(end: Ended) -> bool:
 
 @pytest.fixture
 def paid(migrated_server: Server) -> Make:
-    @contextmanager
-    def world() -> Iterator[World]:
-        port, smtp_port = free_ports(2)
-        urls = Urls(f"http://127.0.0.1:{port}")
-
-        @asynccontextmanager
-        async def serving() -> AsyncIterator[None]:
-            sandbox = SandboxWorld()
-            sandbox.mail = MailSink(port=smtp_port)
-            await sandbox.mail.start()
-            async with sandbox.serve(port):
-                yield
-
-        with forked(serving), migrated_server.copied() as name:
-            one = Paid(migrated_server, name, urls, f"smtp://127.0.0.1:{smtp_port}")
-            asyncio.run(one.arrange())
-            yield one
-
-    return world
+    return among_vendors(migrated_server, Paid)
 
 
 @pytest.mark.promise("F18", "F19", "F32")

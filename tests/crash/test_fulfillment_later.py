@@ -8,8 +8,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -28,16 +27,13 @@ from services.kernel.db import Database
 from services.kernel.doors import Door
 from services.operations.store import reap_deliveries
 from services.sandbox.control import SandboxControl
-from services.sandbox.embedded.mail import MailSink
-from services.sandbox.embedded.process import free_ports
 from services.sandbox.log import LoggedRequest
 from services.sandbox.wire import AddAccount, CompleteSession, CreateSession, Mail, RefundCharge
-from services.sandbox.world import Urls
-from services.sandbox.world import World as SandboxWorld
-from tests.crash.child import Ended, forked, run_child
+from tests.crash.child import Ended, run_child
 from tests.crash.plugin import Record
-from tests.crash.sweep import Make, World, sweep
+from tests.crash.sweep import Make, sweep
 from tests.crash.test_fulfillment import KIND, Paid, checkout_params, times, work_off
+from tests.crash.worlds import among_vendors
 from tests.fixtures.database import Server
 
 PARTS: Final = 4
@@ -219,25 +215,7 @@ async def _the_day(fulfillment: Fulfillment) -> None:
 
 @pytest.fixture
 def later(migrated_server: Server) -> Make:
-    @contextmanager
-    def world() -> Iterator[World]:
-        port, smtp_port = free_ports(2)
-        urls = Urls(f"http://127.0.0.1:{port}")
-
-        @asynccontextmanager
-        async def serving() -> AsyncIterator[None]:
-            sandbox = SandboxWorld()
-            sandbox.mail = MailSink(port=smtp_port)
-            await sandbox.mail.start()
-            async with sandbox.serve(port):
-                yield
-
-        with forked(serving), migrated_server.copied() as name:
-            one = Later(migrated_server, name, urls, f"smtp://127.0.0.1:{smtp_port}")
-            asyncio.run(one.arrange())
-            yield one
-
-    return world
+    return among_vendors(migrated_server, Later)
 
 
 @pytest.mark.promise("F32")

@@ -1,8 +1,6 @@
 """A batch of user events: wherever the process dies, the rows end as Clerk last told, and every event is settled."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -21,6 +19,7 @@ from services.operations.store import reap_deliveries
 from tests.crash.child import Ended
 from tests.crash.plugin import Record
 from tests.crash.sweep import Make, World, sweep
+from tests.crash.worlds import on_a_database
 from tests.fixtures.database import Server
 from tests.identity.conftest import ROLE, body, deleted, user
 
@@ -95,14 +94,7 @@ class ToldByClerk(World):
 
 @pytest.fixture
 def told(migrated_server: Server) -> Make:
-    @contextmanager
-    def world() -> Iterator[World]:
-        with migrated_server.copied() as name:
-            one = ToldByClerk(migrated_server, name)
-            asyncio.run(one.arrange())
-            yield one
-
-    return world
+    return on_a_database(migrated_server, ToldByClerk)
 
 
 def test_no_kill_loses_a_user_or_brings_one_back(told: Make, record_points: Record) -> None:

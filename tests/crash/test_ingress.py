@@ -1,8 +1,7 @@
 """An event at the door: wherever the process dies, the sender tries again, and it is stored once and owed once."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import asyncpg
@@ -21,6 +20,7 @@ from services.kernel.inbox import Subscription
 from tests.crash.child import Ended
 from tests.crash.plugin import Record
 from tests.crash.sweep import Make, World, sweep
+from tests.crash.worlds import on_a_database
 from tests.fixtures.database import Server
 from tests.ingress.signing import NEW, stripe_event, stripe_signature
 
@@ -96,14 +96,7 @@ class AtTheDoor(World):
 
 @pytest.fixture
 def door(migrated_server: Server) -> Make:
-    @contextmanager
-    def world() -> Iterator[World]:
-        with migrated_server.copied() as name:
-            one = AtTheDoor(migrated_server, name)
-            asyncio.run(one.arrange())
-            yield one
-
-    return world
+    return on_a_database(migrated_server, AtTheDoor)
 
 
 def test_no_kill_loses_or_doubles_an_event(door: Make, record_points: Record) -> None:

@@ -77,6 +77,17 @@ class Vendor:
             await self.before_check(handle)
         return self.checks.get(handle, HandleKnown(handle))
 
+    def hold_first(self) -> asyncio.Event:
+        """The next delivery stays in its call until this event is set; those after it do not."""
+        resume, first = asyncio.Event(), len(self.calls) + 1
+
+        async def before(_: str) -> None:
+            if len(self.calls) == first:
+                await resume.wait()
+
+        self.before = before
+        return resume
+
     async def asked(self, handle: str) -> Says:
         """A delivery arrives. NOTHING never returns."""
         self.calls.append(handle)

@@ -58,6 +58,14 @@ async def test_a_closed_gate_stops_reservations_and_calls_of_every_process_until
     assert await github.call() == "answered"
 
 
+async def test_a_gate_is_its_own_vendors_and_no_other_waits_for_it(db: Database) -> None:
+    gates = Gates(db, pace_s={"stripe": 0.001})
+    await gates.close("github", timedelta(minutes=2), "retry_after", "flush")
+    assert await gates.closed_until("github") is not None
+    assert await gates.closed_until("stripe") is None
+    assert await gates.reserve("stripe") == Go()
+
+
 async def test_a_gate_is_only_ever_closed_for_longer(db: Database) -> None:
     gates = Gates(db)
     await gates.close("github", timedelta(hours=1), "operator", "ann")

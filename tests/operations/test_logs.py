@@ -75,13 +75,13 @@ def test_two_units_are_two_traces(lines: Lines) -> None:
 def test_libraries_write_the_same_lines(lines: Lines) -> None:
     configure_logging("info", process="consume", run=None)
     with unit_of_work(event_id=7):
-        logging.getLogger("some.library").warning("lost %s", "it")
+        logging.getLogger("some.package").warning("lost %s", "it")
         try:
             raise RuntimeError("why")
         except RuntimeError:
             structlog.get_logger("ours").exception("failed")
     library, ours = lines()
-    assert (library["event"], library["event_id"], library["logger"]) == ("lost it", 7, "some.library")
+    assert (library["event"], library["event_id"], library["logger"]) == ("lost it", 7, "some.package")
     assert "RuntimeError: why" in ours["exception"]
 
 

@@ -4,7 +4,6 @@ A route is a bare ASGI callable: at the rate of a sender's burst, a request obje
 more than verifying and storing do. Errors are raised; the app around the routes makes problem documents of them.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
@@ -15,9 +14,7 @@ from starlette.types import Receive, Scope, Send
 from services.ingress.flow.intake import Intake
 from services.ingress.machine import Receipt, Rejection, Source
 from services.kernel.auth import PublicRoute, refusal, unwired
-
-BODY_WITHIN_S: Final = 10.0
-"""How long a body may take to arrive. Senders give up after 15 s or so; who dribbles is not one."""
+from services.kernel.bodies import CutOff, read_body
 
 SIGNED_BY: Final[Mapping[Source, Sequence[str]]] = {
     Source.STRIPE: ("stripe-signature",),
@@ -29,6 +26,7 @@ ANSWERS: Final = {
     Receipt.PARKED: (HTTPStatus.ACCEPTED, b'{"event":"parked"}'),
     Receipt.DUPLICATE: (HTTPStatus.OK, b'{"event":"duplicate"}'),
 }
+CUT_OFF: Final = {"too_large": Rejection.BODY_TOO_LARGE, "too_slow": Rejection.BODY_TOO_SLOW}
 
 
 def routes(intake: Intake, *, body_bytes_max: int) -> Sequence[BaseRoute]:
@@ -85,33 +83,14 @@ class Webhook:
         self._body_bytes_max = body_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._read(receive)
+        body = await read_body(receive, self._body_bytes_max)
         if body is None:
             return
+        if isinstance(body, CutOff):
+            raise self._intake.refusal(self._source, CUT_OFF[body.why], body.received)
         receipt = await self._intake.receive(self._source, scope["headers"], body)
         status, text = ANSWERS[receipt]
         length = str(len(text)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", length)]
         await send({"type": "http.response.start", "status": status.value, "headers": headers})
         await send({"type": "http.response.body", "body": text})
-
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The body as received; None: the sender hung up. Counted as it comes: a length that was announced may lie,
-        and a chunked request announces none. Raises Refusal for a body too large or too slow."""
-        pieces: list[bytes] = []
-        held_bytes = 0
-        try:
-            async with asyncio.timeout(BODY_WITHIN_S):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return None
-                    piece: bytes = message.get("body", b"")
-                    held_bytes += len(piece)
-                    if held_bytes > self._body_bytes_max:
-                        raise self._intake.refusal(self._source, Rejection.BODY_TOO_LARGE, b"".join(pieces))
-                    pieces.append(piece)
-                    if not message.get("more_body", False):
-                        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        except TimeoutError:
-            raise self._intake.refusal(self._source, Rejection.BODY_TOO_SLOW, b"".join(pieces)) from None

@@ -397,6 +397,20 @@ async def test_the_write_repeats_every_condition_of_the_read(
     assert await purchases.row(purchase) == before
 
 
+async def test_of_two_purchases_that_are_alike_the_one_that_is_named_is_corrected(
+    connect: Connect, purchases: Purchases
+) -> None:
+    """The same mistyped name twice over: what is read of both is equal but for the id."""
+    named, other = [await failed(purchases, email="ann@example.com") for _ in range(2)]
+    db = await connect(ROLE)
+    read = await store.find_own(db, "user_1", named, cooldown=timedelta(0))
+    assert read is not None
+    before = await purchases.row(other)
+    assert await store.correct(db, "user_1", read, handle="octocat", account_id=None)
+    assert (await purchases.row(named))["github_handle"] == "octocat"
+    assert await purchases.row(other) == before
+
+
 # --------------------------------------------------------------------------------------------------- others in trouble
 @pytest.mark.parametrize("says", [Says.TROUBLE, Says.YOUR_FAULT, Says.WAIT, Says.CUT_OFF])
 async def test_the_vendors_trouble_is_not_the_corrections(start: Start, purchases: Purchases, says: Says) -> None:

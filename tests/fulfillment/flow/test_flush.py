@@ -161,13 +161,7 @@ async def test_two_flushes_take_two_rows_and_do_not_wait_for_each_other(start: S
     await purchases.add("free")
     a = await start()
     b = await start(like=a)
-    resume = asyncio.Event()
-
-    async def before(handle: str) -> None:
-        if handle == "held":
-            await resume.wait()
-
-    a.vendor.before = before
+    resume = a.vendor.hold_first()
     flush_a = asyncio.create_task(a.fulfillment.flush())
     await wait_until(lambda: a.vendor.calls == ["held"], within_s=10, what="the first flush is in its call")
     async with asyncio.timeout(30):
@@ -199,19 +193,10 @@ async def test_a_flush_that_lost_its_row_writes_nothing_mails_nobody_and_stops(
     purchase, later = await purchases.add("slow"), await purchases.add("later")
     slow = await start()
     desk = await start(like=slow)
-    resume = asyncio.Event()
-    calls = 0
-
-    async def before(handle: str) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            await resume.wait()
-
-    slow.vendor.before = before
+    resume = slow.vendor.hold_first()
     slow.vendor.say("slow", Says.NO, Says.YES)  # attempt 2 is answered first: it gets the refusal
     flush = asyncio.create_task(slow.fulfillment.flush())
-    await wait_until(lambda: calls == 1, within_s=10, what="attempt 1 is in its call")
+    await wait_until(lambda: slow.vendor.calls, within_s=10, what="attempt 1 is in its call")
     await retrigger(desk.fulfillment, purchase, actor="op@desk", reason="looks stuck", force=True)
     settled = await purchases.row(purchase)
     assert (settled["fulfillment_state"], settled["fulfillment_attempts"]) == (FAILED, 2)
@@ -240,13 +225,7 @@ async def test_a_vendor_is_never_called_inside_a_transaction(start: Start, purch
 async def test_callers_during_a_flush_share_the_one_that_follows(start: Start, purchases: Purchases) -> None:
     await purchases.add("first")
     process = await start()
-    resume = asyncio.Event()
-
-    async def before(handle: str) -> None:
-        if handle == "first":
-            await resume.wait()
-
-    process.vendor.before = before
+    resume = process.vendor.hold_first()
     running = asyncio.create_task(process.fulfillment.flush())
     await wait_until(lambda: process.vendor.calls == ["first"], within_s=10, what="the first flush is in its call")
     waiting = [asyncio.create_task(process.fulfillment.flush()) for _ in range(3)]
@@ -279,12 +258,7 @@ async def test_a_stopping_process_finishes_the_attempt_in_hand_and_claims_nothin
 async def test_a_caller_that_goes_away_does_not_take_the_flush_with_it(start: Start, purchases: Purchases) -> None:
     purchase = await purchases.add()
     process = await start()
-    resume = asyncio.Event()
-
-    async def before(handle: str) -> None:
-        await resume.wait()
-
-    process.vendor.before = before
+    resume = process.vendor.hold_first()
     caller = asyncio.create_task(process.fulfillment.flush())
     await wait_until(lambda: process.vendor.calls, within_s=10, what="the flush is in its call")
     caller.cancel()

@@ -112,18 +112,9 @@ async def test_a_live_attempt_is_forced_away_from_its_flush(start: Start, purcha
     purchase = await purchases.add("slow")
     slow = await start()
     desk = await start(like=slow)
-    resume = asyncio.Event()
-    calls = 0
-
-    async def before(_: str) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            await resume.wait()
-
-    slow.vendor.before = before
+    resume = slow.vendor.hold_first()
     flush = asyncio.create_task(slow.fulfillment.flush())
-    await wait_until(lambda: calls == 1, within_s=10, what="the first attempt is in its call")
+    await wait_until(lambda: slow.vendor.calls, within_s=10, what="the first attempt is in its call")
     done = await again(desk, purchase, force=True, reason="looks stuck")
     assert (done.before, done.after) == (IN_PROGRESS, DELIVERED)
     assert (await purchases.row(purchase))["fulfillment_attempts"] == 2
@@ -289,12 +280,7 @@ async def test_the_answer_does_not_wait_for_a_flush_without_end(
 ) -> None:
     purchase = await purchases.in_state(FAILED, user_id="user_1")
     process = await start()
-    resume = asyncio.Event()
-
-    async def before(_: str) -> None:
-        await resume.wait()
-
-    process.vendor.before = before
+    resume = process.vendor.hold_first()
     whole_flushed = type(process.fulfillment).flushed
     monkeypatch.setattr(type(process.fulfillment), "flushed", lambda self: whole_flushed(self, 0.3))
     moved, report = await again_for(process, "user_1")

@@ -12,10 +12,10 @@ import structlog
 from prometheus_client import REGISTRY
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.ingress.api import webhooks
 from services.ingress.gateway.clerk import ClerkVerifier
 from services.ingress.gateway.stripe import StripeVerifier
 from services.ingress.machine import Source
+from services.kernel import bodies
 from services.operations import web
 from tests.fixtures.database import Connect, Server
 from tests.ingress.conftest import BODY_BYTES_MAX, Door, Stored, make_door
@@ -312,7 +312,7 @@ async def test_a_body_longer_than_announced_is_not_the_body_that_was_signed(door
 
 
 async def test_a_body_that_dribbles_is_given_up(door: Door, stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhooks, "BODY_WITHIN_S", 0.05)
+    monkeypatch.setattr(bodies, "WITHIN_S", 0.05)
     body = stripe_event()
     async with listening(door) as port:
         answer = await exchange(port, request(body, b"content-length: %d" % len(body)), body[:-1])
