@@ -176,7 +176,7 @@ def judged(ran: Ran) -> str | None:
         case Result.SURVIVED if harmless is None:
             return f"survived {len(ran.run.tests)} tests"
         case Result.DIED if harmless is not None:
-            return f"listed as harmless ({harmless}), and yet a test died"
+            return f"listed as harmless ({harmless}), and yet a test died:\n{ran.log[-3000:]}"
         case _:
             return None
 
